@@ -1,18 +1,22 @@
 """The fleet's page and API: who gets in, what each role may, what is escaped, what is live."""
 
+import asyncio
 import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
-from web_fixtures import PASSWORD, Visitor, WebProcess, add_people
+from starlette.requests import Request
+from web_fixtures import PASSWORD, Events, Visitor, WebProcess, add_people
 
 from device.protocol.documents import DeviceFacts
 from toolkit.errors import FleetError, RolloutError
@@ -24,10 +28,13 @@ from toolkit.fleet.server.operations import make_plan, start_rollout
 from toolkit.fleet.store import accounts
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices, save_ear
-from toolkit.fleet.web.access import RefusedError, SignInLimit
+from toolkit.fleet.web.access import RefusedError, SignInLimit, TrustedProxy, find_session
 from toolkit.fleet.web.frame import own_path
+from toolkit.fleet.web.live import Live, StoreThread, read_place, sse_message
 from toolkit.fleet.web.pages import PAGES
+from toolkit.fleet.web.pages.rollouts import PHASES, STATUS_KINDS
 
+LONG = "pause:" + "9" * 5000
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m'
 PATHS = ("/", "/devices", "/devices/cam-1", "/rollouts", "/rollouts/1", "/rollouts/new", "/audit")
 
@@ -122,15 +129,51 @@ def test_a_wrong_name_or_password_gets_no_session(
 def test_too_many_failures_have_to_wait() -> None:
     now_s = [0.0]
     limit = SignInLimit(lambda: now_s[0])
+    for _ in range(7):
+        limit.begin("otto", "10.0.0.1")
+        limit.succeed("otto", "10.0.0.1")
     for _ in range(5):
-        limit.check("otto", "10.0.0.1")
-        limit.note_failure("otto", "10.0.0.1")
+        limit.begin("otto", "10.0.0.1")
     for name, address in (("otto", "10.0.0.2"), ("anna", "10.0.0.1")):
         with pytest.raises(RefusedError, match="5 attempts have failed: try again in 300 s"):
-            limit.check(name, address)
-    limit.check("anna", "10.0.0.2")
+            limit.begin(name, address)
+    limit.begin("anna", "10.0.0.2")
     now_s[0] = 300.0
-    limit.check("otto", "10.0.0.1")
+    limit.begin("otto", "10.0.0.1")
+
+
+def test_one_visitor_of_a_proxy_does_not_keep_the_others_out() -> None:
+    limit = SignInLimit(lambda: 0.0)
+    for number in range(9):
+        limit.begin(f"nobody-{number}", "127.0.0.1")
+    limit.begin("anna", "127.0.0.1")
+
+
+def test_guesses_at_once_are_no_more_than_one_after_another(web: WebProcess) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: Visitor(web).sign_in("mallory"), range(12)))
+    assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 7
+
+
+def test_behind_a_proxy_that_ends_tls_forms_work_and_the_cookie_is_for_tls(
+    web: WebProcess,
+) -> None:
+    person = Visitor(web, headers={"host": "fleet.example", "origin": "https://fleet.example"})
+    answer = person.sign_in("vera")
+    assert answer.status == 303
+    assert "; Secure" in answer.headers["set-cookie"]
+
+
+def test_a_visitor_cannot_add_a_name_to_that_of_the_proxy(database: Database) -> None:
+    proxy = TrustedProxy("x-user", frozenset(["127.0.0.1"]))
+
+    def session(*names: str) -> object:
+        headers = [(b"x-user", name.encode()) for name in names]
+        scope = {"type": "http", "client": ("127.0.0.1", 1), "headers": headers}
+        return find_session(database, Request(scope), proxy)
+
+    assert session("otto")
+    assert session("anna", "otto") is None
 
 
 def test_the_cookie_is_for_this_site_alone_and_the_session_ends_with_it(web: WebProcess) -> None:
@@ -147,8 +190,10 @@ def test_the_cookie_is_for_this_site_alone_and_the_session_ends_with_it(web: Web
 
 
 @pytest.mark.parametrize(
-    "path", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"]
-)
+    "path",
+    ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)",
+     "/\t/evil.example", "\n//evil.example", "http://["],
+)  # fmt: skip
 def test_nobody_is_sent_to_another_site(path: str) -> None:
     assert own_path(path) == "/"
 
@@ -192,7 +237,8 @@ def test_a_copy_of_the_store_opens_nothing(database: Database, web: WebProcess, 
 @pytest.mark.parametrize(
     ("name", "order", "status"),
     [("vera", "pause", 403), ("otto", "pause", 303), ("otto", "resume", 409),
-     ("otto", "approve", 403), ("otto", "nonsense", 409), ("olga", "abort", 303)],
+     ("otto", "approve", 403), ("otto", "nonsense", 409), ("otto", LONG, 409),
+     ("olga", "abort", 303)],
 )  # fmt: skip
 def test_an_order_needs_its_role(
     web: WebProcess, database: Database, name: str, order: str, status: int
@@ -290,6 +336,7 @@ def test_what_a_device_says_is_text_on_every_page(web: WebProcess, path: str) ->
      ("/devices?label=lab", 400, "KEY=VALUE"), ("/devices?after=x", 400, "no place in a list"),
      ("/devices/cam-9", 404, "no device"), ("/rollouts/99", 404, "no rollout 99"),
      ("/rollouts/x", 404, "no number"), ("/audit?before=-1", 400, "no number"),
+     ("/sign-in?back=http://[", 200, "Sign in"), ("/live?page=http://[", 404, "no such page"),
      ("/nowhere", 404, "no such page"), ("/releases/abc", 404, "no rollout of this fleet")],
 )  # fmt: skip
 def test_what_is_not_there_is_said(web: WebProcess, path: str, status: int, reason: str) -> None:
@@ -355,6 +402,72 @@ def test_a_change_arrives_within_a_second_and_nothing_is_lost_with_a_connection(
     assert person.events("/live?page=/nowhere").status == 404
 
 
+def test_a_stream_says_why_its_page_is_gone(web: WebProcess) -> None:
+    stream = visitor(web, "vera").events("/live?page=/devices/cam-9")
+    assert "no device &#x27;cam-9&#x27;" in stream.next()["data"]
+    stream.close()
+
+
+def test_the_chain_is_verified_once_and_not_with_each_change(web: WebProcess) -> None:
+    person = visitor(web, "vera")
+    page = person.get("/audit?verify=yes").text
+    assert "The chain is verified to row" in page
+    assert "verify%3Dyes" not in page
+    stream = person.events("/live?page=%2Faudit%3Fverify%3Dyes")
+    assert "verified" not in stream.next()["data"]
+    stream.close()
+
+
+def test_one_account_follows_so_many_streams(web: WebProcess) -> None:
+    person = visitor(web, "olga")
+    streams = [person.events("/live?page=/devices") for _ in range(100)]
+    for stream in streams:
+        stream.next()
+    assert person.get("/live?page=/devices").status == 429
+    for stream in streams:
+        stream.close()
+    until_s = time.monotonic() + 30.0
+    while (again := person.events("/live?page=/devices")).status == 429:
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+    again.close()
+
+
+def test_the_stream_of_a_token_ends_with_it(web: WebProcess, database: Database) -> None:
+    said = len(web.log_file.read_text())
+    token = accounts.add_token(database, "short", "viewer", lifetime_s=3600.0)
+    stream = Visitor(web, headers={"authorization": f"Bearer {token}"}).events("/api/v1/events")
+    accounts.remove_account(database, "short")
+    change(database, "cam-new-3")
+    with pytest.raises(AssertionError, match="the stream has ended"):
+        read_to_end(stream)
+    assert "Traceback" not in web.log_file.read_text()[said:]
+
+
+def read_to_end(stream: Events) -> None:
+    while True:
+        stream.next()
+
+
+def test_events_go_on_after_the_store_was_away(folder: Path) -> None:
+    async def follow() -> None:
+        store = StoreThread(load_fleet(folder))
+        live = Live(store)
+        await store.run(Database.close)  # as a database does that is started anew
+        polling = asyncio.create_task(live.poll())
+        assert await asyncio.wait_for(live.await_change(), 10.0)
+        polling.cancel()
+        store.close()
+
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\x85"])
+def test_a_device_cannot_cut_a_message(end: str) -> None:
+    body = json.dumps({"warning": f"a{end}b"}, ensure_ascii=False)
+    assert sse_message(body, "1-2", "device") == f"id: 1-2\nevent: device\ndata: {body}\n\n"
+
+
 def test_the_site_stops_at_once_though_somebody_looks_at_it(folder: Path, token: str) -> None:
     web = WebProcess(folder)
     stream = sign_in(web, "vera").events("/live?page=/devices")
@@ -402,6 +515,7 @@ def test_the_document_is_valid_and_every_answer_is_as_it_says(web: WebProcess, t
      ("POST", "/rollouts/1/orders", '{"order": "dance"}', 400, "order"),
      ("POST", "/rollouts/1/orders", "{", 400, "cannot be read"),
      ("POST", "/rollouts/1/orders", '{"order": "approve"}', 403, "approver"),
+     ("GET", f"/audit?before={10**30}", None, 400, "query"),
      ("POST", "/rollouts/plan", '{"bundle": "abc"}', 409, "no bundle"),
      ("PATCH", "/devices/cam-1/labels", '{"changes": {"a,b": "c"}}', 409, "no label")],
 )  # fmt: skip
@@ -413,6 +527,12 @@ def test_the_api_says_why_not(
     problem = json.loads(answer.text)
     assert (answer.status, problem["status"]) == (status, status), answer.text
     assert reason in problem["reason"]
+
+
+@pytest.mark.parametrize("place", ["x", "1", "\u00b2-1", f"1-{10**30}"])
+def test_a_place_that_is_none_is_refused(database: Database, place: str) -> None:
+    with pytest.raises(RefusedError, match="none of this fleet"):
+        read_place(database, place)
 
 
 @pytest.mark.parametrize("header", ["", "Bearer ", "Bearer wrong", "Basic b3R0bzp4"])
@@ -447,3 +567,8 @@ def test_the_client_lists_labels_and_follows(
 
 def test_each_page_has_a_row() -> None:
     assert {page.path for page in PAGES} >= {"/", "/devices", "/rollouts", "/audit"}
+
+
+def test_each_status_and_each_phase_has_a_colour() -> None:
+    assert set(STATUS_KINDS) == set(v.STATUSES)
+    assert set(PHASES) == set(get_args(v.DevicePhase))

@@ -28,14 +28,15 @@ def parse_start(text: str, now_s: float) -> float:
     """
     try:
         at_s = dt.datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
-    except ValueError as error:
+        shown = utc_minute(at_s)
+    except (ValueError, OverflowError) as error:
         raise RolloutError(
             f"{text!r} is no time: write 2026-12-01T02:00, or 2026-12-01T02:00+01:00 for another "
             "zone than this machine's"
         ) from error
     if not now_s < at_s <= now_s + MAX_AHEAD_S:
         raise RolloutError(
-            f"{text!r} is {utc_minute(at_s)}: a rollout begins later than now and within a year"
+            f"{text!r} is {shown}: a rollout begins later than now and within a year"
         )
     return at_s
 

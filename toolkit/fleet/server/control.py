@@ -91,8 +91,11 @@ class Control:
             return []
         with self._database.write():
             lease.check(self._database, self._holder)
-            this = _Round(dict(self._states))
+            this, gone = _Round(dict(self._states)), set(self.decommissioned)
             self._take_log(this)
+            # What a device said before it left does not bring it back.
+            gone = self.decommissioned - gone
+            changed = {name: row for name, row in changed.items() if name not in gone}
             if reconnected:
                 self._begin_waits_anew(this, at_s)
             self._take_reports(this, changed.values(), at_s)

@@ -167,7 +167,10 @@ def decode_events(texts: Iterable[str]) -> Iterator[v.Event]:
 
 def started_by(database: Database, number: int) -> str:
     """Return who began a rollout, as the log has it; empty if that part of it was archived."""
-    rows = database.rows("SELECT who FROM log WHERE rollout = ? ORDER BY seq LIMIT 1", number)
+    rows = database.rows(
+        "SELECT who FROM log WHERE rollout = ? AND kind = ? AND body LIKE ? ORDER BY seq LIMIT 1",
+        number, EVENT, '{"event":"started"%',
+    )  # fmt: skip
     return str(rows[0][0]) if rows else ""
 
 

@@ -79,7 +79,7 @@ class DeviceQuery(_Body, frozen=True, kw_only=True):
 class PageQuery(_Body, frozen=True, kw_only=True):
     """A page of rows: those with a number below `before` (0: the newest)."""
 
-    before: Annotated[int, Meta(ge=0)] = 0
+    before: Annotated[int, Meta(ge=0, le=2**62)] = 0
     limit: Limit = 50
 
 
@@ -105,7 +105,7 @@ class HistoryRow(_Body, frozen=True, kw_only=True):
 
 
 class AuditRow(_Body, frozen=True, kw_only=True):
-    """A row of the audit log; `body` is JSON."""
+    """A row of the audit log; `body` is JSON, of a long one the beginning: events have it whole."""
 
     seq: int
     at: str

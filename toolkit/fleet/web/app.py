@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from device.errors import TandemError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.store.accounts import (
+    Account,
     Role,
     Session,
     check_password,
@@ -55,11 +57,15 @@ from toolkit.fleet.web.orders import FORMS, Form
 from toolkit.fleet.web.pages import PAGES, Page
 from toolkit.fleet.web.pages.answer import command_of, draw_answer
 from toolkit.fleet.web.visit import Visit
+from toolkit.html.markup import paragraph
 
 STATIC = Path(__file__).parent / "static"
 STYLES = (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css")
 MAX_BODY = 256 << 10  # bytes of a form
 MAX_FIELDS = 200
+ONCE = ("done", "verify")  # parameters of a page that do not stay in its address
+MAX_STREAMS = 100  # of live events that one account follows at a time
+MAX_HASHING = 2  # passwords at once; each takes 32 MiB and a core
 
 # What every response says. Nothing is loaded from elsewhere, and nobody frames the site.
 HEADERS: Mapping[bytes, bytes] = {
@@ -92,6 +98,8 @@ class Site:
         self._store = StoreThread(fleet)
         self._live = Live(self._store)
         self._limit = SignInLimit()
+        self._streams: Counter[str] = Counter()
+        self._hashing = asyncio.Semaphore(MAX_HASHING)
 
     def application(self) -> ASGIApp:
         """Return what a server runs."""
@@ -167,20 +175,23 @@ class Site:
         session = await self._session(request)
         if session is None:
             raise RefusedError(401, "sign in first")
-        address = urlsplit(request.query_params.get("page", ""))
-        page, params = _match(address.path)
+        path, _, query = request.query_params.get("page", "").partition("?")
+        page, params = _match(path)
         check_role(session.account, page.role)
-        visit = _visit(params, parse_qsl(address.query), session)
-        key = (f"{address.path}?{address.query}", session.account.role)
+        self._check_streams(session.account)
+        lasting = [row for row in parse_qsl(query) if row[0] not in ONCE]
+        visit = _visit(params, lasting, session)
+        key = (f"{path}?{urlencode(lasting)}", session.account.role)
         mark = request.headers.get("last-event-id") or request.query_params.get("mark", "")
         fleet = self._fleet
 
         async def messages() -> AsyncIterator[str]:
             draw = partial(_draw_live, page, fleet, visit)
-            async for message in self._live.follow(key, draw, mark):
-                if await self._session(request) is None:
-                    return
-                yield message
+            with self._following(session.account):
+                async for message in self._live.follow(key, draw, mark):
+                    if await self._session(request) is None:
+                        return
+                    yield message
 
         return StreamingResponse(messages(), media_type="text/event-stream")
 
@@ -243,19 +254,38 @@ class Site:
 
     async def _events(self, request: Request) -> Response:
         """Send rows of the log and changed devices to a program, for as long as its token holds."""
-        await self._store.run(find_token, request)
+        account = await self._store.run(find_token, request)
+        self._check_streams(account)
         place = await self._store.run(read_place, request.headers.get("last-event-id", ""))
 
         async def messages() -> AsyncIterator[str]:
             at = place
-            while not self._live.is_ending:
-                events, at = await self._store.run(events_after, at)
-                for event in events:
-                    yield event
-                yield await self._live.await_change()
-                await self._store.run(find_token, request)  # it may have been removed
+            with self._following(account):
+                while not self._live.is_ending:
+                    mark = await self._live.mark()
+                    events, at = await self._store.run(events_after, at)
+                    for event in events:
+                        yield event
+                    if await self._live.mark() == mark:
+                        yield await self._live.await_change()
+                    await self._store.run(find_token, request)  # it may have been removed
 
         return StreamingResponse(messages(), media_type="text/event-stream")
+
+    def _check_streams(self, account: Account) -> None:
+        """Raises RefusedError: the account follows as many streams as one may."""
+        if self._streams[account.name] >= MAX_STREAMS:
+            raise RefusedError(429, f"{account.name} follows {MAX_STREAMS} streams: close some", 5)
+
+    @contextlib.contextmanager
+    def _following(self, account: Account) -> Iterator[None]:
+        """Count a stream; an error ends it, as the answer has begun, and who reads asks again."""
+        self._streams[account.name] += 1
+        try:
+            with contextlib.suppress(TandemError):
+                yield
+        finally:
+            self._streams[account.name] -= 1
 
     def _answered(self, handler: Handler) -> Handler:
         """Return a handler whose refusals are JSON that says why."""
@@ -286,17 +316,19 @@ class Site:
         name, password = fields.get("name", ""), fields.get("password", "")
         back = own_path(fields.get("back", "/"))
         address = request.client.host if request.client else ""
-        self._limit.check(name, address)
+        self._limit.begin(name, address)
         hashed = await self._store.run(hash_of, name)
-        if not await asyncio.to_thread(check_password, password, hashed):
-            self._limit.note_failure(name, address)
+        async with self._hashing:
+            is_right = await asyncio.to_thread(check_password, password, hashed)
+        if not is_right:
             page = draw_sign_in(self._fleet.file.name, back, "Name or password is not right.")
             return HTMLResponse(page, 401)
+        self._limit.succeed(name, address)
         secret = await self._store.run(open_session, name)
         response = RedirectResponse(back, 303)
-        response.set_cookie(
-            COOKIE, secret, httponly=True, samesite="strict", secure=self._settings.tls
-        )
+        # Behind a proxy that ends TLS the browser says where it is.
+        is_tls = self._settings.tls or request.headers.get("origin", "").startswith("https:")
+        response.set_cookie(COOKIE, secret, httponly=True, samesite="strict", secure=is_tls)
         return response
 
     async def _sign_out(self, request: Request) -> Response:
@@ -400,7 +432,11 @@ def _visit(params: Mapping[str, str], query: list[tuple[str, str]], session: Ses
 
 
 def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: Database) -> str:
-    return page.draw(database, fleet, visit).live
+    """Return the live part of a page, or why there is none any more."""
+    try:
+        return page.draw(database, fleet, visit).live
+    except TandemError as error:
+        return paragraph(str(error), "notice bad")
 
 
 def _match(path: str) -> tuple[Page, dict[str, str]]:
@@ -414,5 +450,5 @@ def _match(path: str) -> tuple[Page, dict[str, str]]:
 
 def _address(request: Request) -> str:
     """Return path and query of a request, without what is told once."""
-    query = [(key, value) for key, value in request.query_params.multi_items() if key != "done"]
+    query = [row for row in request.query_params.multi_items() if row[0] not in ONCE]
     return f"{request.url.path}?{urlencode(query)}" if query else request.url.path

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from toolkit.fleet.store.accounts import Session
 from toolkit.html.markup import Html, join, markup, paragraph
@@ -128,9 +128,9 @@ def with_notice(path: str, done: str) -> str:
 
 def own_path(path: str) -> str:
     """Return a path of this site; the address of another site becomes that of the overview."""
-    parts = urlsplit(path)
-    is_own = not parts.scheme and not parts.netloc and path.startswith("/")
-    return path if is_own and not path.startswith(("//", "/\\")) else "/"
+    # Browsers leave tabs and line ends out, and take a backslash for a slash.
+    plain = "".join(c for c in path if c.isprintable()).replace("\\", "/")
+    return path if plain.startswith("/") and not plain.startswith("//") else "/"
 
 
 def csrf_field(session: Session) -> Html:

@@ -6,6 +6,8 @@ what differs from what its page shows.
 
 import asyncio
 import contextlib
+import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.server.times import utc
 from toolkit.fleet.server.views import device_view
@@ -23,12 +26,13 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import changes_since
 from toolkit.fleet.web.access import RefusedError
 
+LOG = logging.getLogger("tandem.fleet")
 POLL_S = 0.4  # a change is seen within it
 AGE_S = 5.0  # ages on a page are drawn anew at least so often
 KEEP_ALIVE_S = 15.0  # proxies close what is silent for longer
 MAX_DRAWN = 256  # views that are kept
 MAX_EVENTS = 1000  # that a program gets at once
-MAX_ID = 64  # characters
+_PLACE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})\Z")
 
 Result = TypeVar("Result")
 
@@ -37,6 +41,7 @@ class StoreThread:
     """The one thread that uses the store, and its connection."""
 
     def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._database = self._thread.submit(fleet.open_store).result()
 
@@ -47,7 +52,18 @@ class StoreThread:
     ) -> Result:
         """Return `function(database, *arguments)`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, function, self._database, *arguments)
+        return await loop.run_in_executor(
+            self._thread, lambda: function(self._database, *arguments)
+        )
+
+    async def reopen(self) -> None:
+        """Take another connection: a database that was started anew has ended this one. Raises
+        RolloutError: there is no other yet."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._reopen)
+
+    def _reopen(self) -> None:
+        before, self._database = self._database, self._fleet.open_store()
+        before.close()
 
     def close(self) -> None:
         """Close the connection, after what runs has ended."""
@@ -80,9 +96,15 @@ class Live:
         return self._mark
 
     async def poll(self) -> None:
-        """Look at the store again and again, until it is cancelled."""
+        """Look at the store again and again, until it is cancelled, whatever the store says."""
         while True:
-            mark = await self._store.run(_mark)
+            mark = self._mark
+            try:
+                mark = await self._store.run(_mark)
+            except RolloutError as error:
+                LOG.warning("%s", error)
+                with contextlib.suppress(RolloutError):
+                    await self._store.reopen()
             if mark != self._mark or self.is_ending:
                 self._mark = mark
                 self._changed.set()  # all who wait go on
@@ -131,7 +153,8 @@ class Live:
 
 def sse_message(text: str, number: str, event: str = "") -> str:
     """Return a message of server-sent events with its id; `event`: its kind."""
-    lines = "".join(f"data: {line}\n" for line in text.splitlines())
+    # Lines end as the protocol has it: `splitlines` would cut a device's text at U+2028, too.
+    lines = "".join(f"data: {line}\n" for line in re.split("\r\n|\r|\n", text))
     kind = f"event: {event}\n" if event else ""
     return f"id: {number}\n{kind}{lines}\n"
 
@@ -151,10 +174,9 @@ def read_place(database: Database, text: str) -> Place:
     """Return the place in a `Last-Event-ID`, the present one without it. Raises RefusedError."""
     if not text:
         return Place(log.head(database)[0], last_change(database))
-    seq, dash, change = text.partition("-")
-    if not (dash and seq.isdigit() and change.isdigit() and len(text) < MAX_ID):
-        raise RefusedError(400, f"Last-Event-ID {text[:MAX_ID]!r} is none of this fleet")
-    return Place(int(seq), int(change))
+    if not (match := _PLACE.match(text)):
+        raise RefusedError(400, f"Last-Event-ID {text[:64]!r} is none of this fleet")
+    return Place(int(match[1]), int(match[2]))
 
 
 def events_after(database: Database, place: Place) -> tuple[list[str], Place]:

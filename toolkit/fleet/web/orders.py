@@ -1,5 +1,6 @@
 """What the site's forms do: each writes an order to the store, which the server carries out."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
@@ -30,6 +31,7 @@ from toolkit.fleet.web.pages.new_rollout import TYPED_ABOVE, request_of
 from toolkit.fleet.web.pages.rollouts import BUTTONS
 from toolkit.fleet.web.visit import Visit
 
+_NUMBER = re.compile(r"[0-9]{1,15}\Z")
 Fields = Mapping[str, str]
 
 
@@ -52,8 +54,8 @@ def give_order(database: Database, _fleet: Fleet, account: Account, fields: Fiel
     """Give an order to a rollout."""
     word, _, number = fields.get("order", "").partition(":")
     known: Mapping[str, v.Order] = {order: order for order in BUTTONS}
-    if word not in known or not (number.isascii() and number.isdigit()):
-        raise RolloutError(f"{fields.get('order', '')!r} is no order to a rollout")
+    if word not in known or not _NUMBER.match(number):
+        raise RolloutError(f"{fields.get('order', '')[:64]!r} is no order to a rollout")
     order_rollout(database, account, int(number), known[word])
     return with_notice(own_path(fields.get("back", "/")), word)
 
@@ -90,7 +92,7 @@ def label_all(database: Database, _fleet: Fleet, account: Account, fields: Field
 def start(database: Database, fleet: Fleet, account: Account, fields: Fields) -> str:
     """Start the rollout that was planned, unless the fleet has changed since."""
     planned, typed = fields.get("planned", ""), fields.get("count", "").strip()
-    devices = int(planned) if planned.isascii() and planned.isdigit() else 0
+    devices = int(planned) if _NUMBER.match(planned) else 0
     if devices > TYPED_ABOVE and typed != planned:
         raise RolloutError(f"the rollout is for {devices} devices: type {devices} to start it")
     bundle = find_stored(fleet.folder, fields.get("bundle", ""))

@@ -1,6 +1,5 @@
 """Runs the site on an address, over TLS where the fleet has certificates for it."""
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -10,7 +9,7 @@ import uvicorn
 from device.errors import ConfigError
 from toolkit.errors import FleetError
 from toolkit.fleet.fleet_folder import Fleet
-from toolkit.fleet.web.access import TrustedProxy
+from toolkit.fleet.web.access import TrustedProxy, is_loopback
 from toolkit.fleet.web.app import Site, SiteSettings
 
 
@@ -30,14 +29,6 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
         raise ConfigError(f"{text!r} is no address to listen at: write HOST:PORT, 127.0.0.1:8080")
     return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Server(uvicorn.Server):

@@ -14,21 +14,22 @@ COLUMNS = ("Row", "At", "Who", "Rollout", "Kind", "What")
 
 
 def draw_audit(database: Database, _fleet: Fleet, visit: Visit) -> View:
-    """Return a page of the log. The chain is verified where `verify=yes` asks for it."""
+    """Return a page of the log. The chain is verified where `verify=yes` asks for it, not with each
+    change: it reads the whole log."""
     before = visit.number("before")
     rows = log.page_before(database, before or None, PAGE_ROWS)
-    parts = [_chain(database, verify=visit.text("verify") == "yes")]
-    parts.append(
+    parts = [
         table("Audit log, the newest first", COLUMNS, [
             (str(row.seq), utc(row.at_s), row.who,
                 link(str(row.rollout), f"/rollouts/{row.rollout}") if row.rollout else "",
                 row.kind, row.body[:MAX_BODY] + ("..." if len(row.body) > MAX_BODY else ""))
             for row in rows
         ], sortable=False)
-    )  # fmt: skip
+    ]  # fmt: skip
     if len(rows) == PAGE_ROWS and rows[-1].seq > 1:
         parts.append(Html(f"<p>{link('Older', '/audit', {'before': str(rows[-1].seq)})}</p>"))
-    return View("Audit log", join(parts))
+    chain = _chain(database, verify=visit.text("verify") == "yes")
+    return View("Audit log", join(parts), above=chain)
 
 
 def _chain(database: Database, *, verify: bool) -> Html:

@@ -27,7 +27,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "max_failures": ("Most failures", "10% of each group, or 3 devices in all"),
     "rate": ("Rate", "100/min; empty: by the size of the bundle"),
     "soak": ("Wait between groups", "30m; each group has to hold for so long"),
-    "start_at": ("Begin at", "2026-12-24T22:00 or 22:00; empty: now"),
+    "start_at": ("Begin at", "2026-12-24T22:00; empty: now"),
     "window": ("Maintenance window", "02:00-04:00 in the devices' local time; empty: always"),
 }
 TICKS: Mapping[str, str] = {

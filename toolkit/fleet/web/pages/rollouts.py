@@ -21,6 +21,7 @@ PAGE_ROWS = 50
 # Status -> the kind of its badge.
 STATUS_KINDS: Mapping[v.Status, str] = {
     "running": "active",
+    "scheduled": "waits",
     "paused": "waits",
     "approval": "waits",
     "rolling_back": "bad",
@@ -40,7 +41,7 @@ BUTTONS: Mapping[v.Order, tuple[str, Role, bool]] = {
 PHASES: Mapping[v.DevicePhase, str] = {
     "live": "good", "undone": "undone", "sent": "active", "undoing": "active", "silent": "waits",
     "failed": "bad", "timed_out": "bad", "undo_failed": "bad", "pending": "old", "skipped": "old",
-    "superseded": "old",
+    "superseded": "old", "decommissioned": "old",
 }  # fmt: skip
 
 
