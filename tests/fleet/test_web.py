@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlencode
 
 import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
@@ -416,6 +417,15 @@ def test_the_chain_is_verified_once_and_not_with_each_change(web: WebProcess) ->
     stream = person.events("/live?page=%2Faudit%3Fverify%3Dyes")
     assert "verified" not in stream.next()["data"]
     stream.close()
+
+
+@pytest.mark.parametrize("path", ["/rollouts/new", "/bulk/labels?labels=a%3Db"])
+def test_a_plan_is_not_made_anew_with_each_change(web: WebProcess, path: str) -> None:
+    person = visitor(web, "otto")
+    answer = person.get(path)
+    assert answer.status == 200
+    assert "hx-sse:connect" not in answer.text
+    assert person.get(f"/live?{urlencode({'page': path})}").status == 404
 
 
 def test_one_account_follows_so_many_streams(web: WebProcess) -> None:

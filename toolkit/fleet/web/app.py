@@ -440,11 +440,12 @@ def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: Database) -> st
 
 
 def _match(path: str) -> tuple[Page, dict[str, str]]:
-    """Return the page of a path. Raises RefusedError: there is none."""
+    """Return the live page of a path. Raises RefusedError: there is none."""
     for page in PAGES:
-        match = page.pattern.fullmatch(path)
-        if match:
-            return page, match.groupdict()
+        if match := page.pattern.fullmatch(path):
+            if page.is_live:
+                return page, match.groupdict()
+            break
     raise RefusedError(404, "there is no such page")
 
 
