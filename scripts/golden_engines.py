@@ -234,11 +234,13 @@ CASES = (
         dims=(BATCH, HEIGHT, WIDTH),
         quick=True,
     ),
+    Case("suppressed h200 fp16", "graph suppressed", "h200", "fp16", quick=True),
+    Case("suppressed orin-nano int8", "graph suppressed", "orin-nano-8gb", "int8", quick=True),
     # What the networks leave out
     *(
         Case(f"{graph} {profile} {precision}", f"graph {graph}", profile, precision, quick=True)
         for graph in GRAPHS
-        if graph != "rolling"
+        if graph not in ("rolling", "suppressed")
         for profile, precision in GRAPHS_ON
     ),
 )

@@ -91,7 +91,8 @@ def test_a_second_server_stands_by_and_takes_over(fleet: Fleet) -> None:
 
 
 def test_the_commands_of_the_page_on_fleets_run(tmp_path: Path) -> None:
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/fleet.md").read_text(), re.DOTALL)
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("fleet.md", "fleet_audit.md"))
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     fleet = Fleet(tmp_path, 3)
     page = tmp_path / "page"
     page.mkdir()

@@ -20,7 +20,10 @@ from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.store.devices import save_devices
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / name for name in ("fleet.md", "identities.md")]
+FLEET_PAGES = (
+    "fleet.md", "fleet_audit.md", "fleet_monitoring.md", "fleet_web.md", "identities.md",
+)  # fmt: skip
+PAGES = [ROOT / "docs" / name for name in FLEET_PAGES]
 CONSOLE = [
     command
     for page in PAGES

@@ -122,6 +122,23 @@ def test_scores_must_be_above_a_threshold(least: float, rng: np.random.Generator
     assert (found == 0) == (least == 2.0)
 
 
+def test_without_a_threshold_the_lowest_scores_are_candidates(rng: np.random.Generator) -> None:
+    scores = rng.choice(np.array([-np.inf, np.finfo(np.float32).min, 0.5], np.float32), (1, 1, 60))
+    feeds = {"boxes": some_boxes(rng, 1, 60), "scores": scores}
+    assert check(suppressing((1, 1, 60), 60, 1.0), feeds) == 60
+
+
+def test_scores_that_are_no_numbers_are_no_candidates(rng: np.random.Generator) -> None:
+    scores = rng.random((1, 1, 60)).astype(np.float32)
+    feeds = {"boxes": some_boxes(rng, 1, 60), "scores": scores}
+    lowest = {**feeds, "scores": np.where(scores < 0.5, np.nan, scores)}
+    program = kernels(padded(suppressing((1, 1, 60), 60, 0.5)))
+    results = gpu_interpreter.run(program, lowest).values()
+    rows, count = sorted(results, key=lambda array: -array.ndim)
+    expected = run(suppressing((1, 1, 60), 60, 0.5, 0.5), feeds)["chosen"]
+    assert np.array_equal(rows[: int(count[0])], expected)
+
+
 def test_equal_boxes_and_boxes_without_area(rng: np.random.Generator) -> None:
     boxes = np.repeat(some_boxes(rng, 1, 10), 4, axis=1)
     boxes[0, ::5, 2:] = boxes[0, ::5, :2]
@@ -271,12 +288,37 @@ def test_dropped_boxes_suppress_none(most: int, side: float, rng: np.random.Gene
     assert {by_name[name].op_type for name in refused} == {"Slice"}  # the numbers of results
 
 
-@pytest.mark.parametrize("change", ["scores of all", "boxes of all", "unlike branch"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "scores of all",
+        "boxes of all",
+        "unlike branch",
+        "unlike condition",
+        "other rows",
+        "swapped",
+        "column",
+    ],
+)
 def test_other_graphs_stay_as_they_are(change: str) -> None:
     model = chain(5)
     nodes = {one.name or one.output[0]: one for one in model.graph.node}
-    if change == "unlike branch":
-        outer = next(one for one in model.graph.node if one.op_type == "If")
+    outer = next(one for one in model.graph.node if one.op_type == "If")
+    if change == "unlike condition":
+        nothing = next(one for one in model.graph.initializer if one.name == "nothing")
+        nothing.CopyFrom(numpy_helper.from_array(np.array(3), "nothing"))
+    elif change == "other rows":
+        next(one for one in nodes.values() if "size" in one.output).input[0] = "b0"
+    elif change == "column":  # of places: what is gathered by it has one more dimension
+        at = list(model.graph.node).index(next(n for n in nodes.values() if "b0" in n.output))
+        model.graph.node[at].input[1], model.graph.node[at].output[0] = "column0", "column_boxes"
+        model.graph.node.insert(at, node("Transpose", ["at0"], ["column0"], "t0"))
+        squeeze = node("Squeeze", ["column_boxes", "axis1"], ["b0"], "squeezed")
+        model.graph.node.insert(at + 2, squeeze)
+    elif change == "swapped":
+        for branch in outer.attribute:
+            branch.name = {"then_branch": "else_branch"}.get(branch.name, "then_branch")
+    elif change == "unlike branch":
         none = next(one.g for one in outer.attribute if one.name == "then_branch")
         some = numpy_helper.from_array(np.zeros(1, np.int64), "none")
         none.node[0].attribute[0].t.CopyFrom(some)
@@ -288,6 +330,60 @@ def test_other_graphs_stay_as_they_are(change: str) -> None:
     graph, _ = run_passes(ir.from_proto(model))
     assert "NonMaxSuppression" not in give_bounds(graph)
     assert any(one.op_type == "NonMaxSuppression" for one in graph.graph.all_nodes())
+
+
+def test_what_whole_results_point_at_is_padded_with_them(rng: np.random.Generator) -> None:
+    model = suppressing((1, 1, 30), 30)
+    table = numpy_helper.from_array(rng.random((30, 2), np.float32), "table")
+    model.graph.initializer.extend([table, numpy_helper.from_array(np.array([2]), "two")])
+    model.graph.node.extend(
+        [
+            node("Gather", ["table", "chosen"], ["numbers"], "numbers"),
+            node("Cast", ["chosen"], ["real"], "real", to=TensorProto.FLOAT),
+            node("Unsqueeze", ["real", "two"], ["column"], "column"),
+            node("Add", ["numbers", "column"], ["y"], "sum"),
+        ]
+    )
+    model.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ("n", 3, 2))
+    )
+    feeds = {"boxes": some_boxes(rng, 1, 30), "scores": rng.random((1, 1, 30), np.float32)}
+    graph = padded(model)
+    assert np.array_equal(run(ir.to_proto(graph), feeds)["y"], run(model, feeds)["y"])
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.INT32])
+def test_the_first_boxes_as_many_as_a_number_says(kind: int, rng: np.random.Generator) -> None:
+    """Kernels count in INT64; other numbers of boxes stay as they are."""
+    model = suppressing((1, 2, 30), 30)
+    constants = {"zero": [0], "axis_boxes": [1], "axis_scores": [2]}
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    for name, values in constants.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(values, dtype), name))
+    for name, number in {"axis": 1, "column": 2}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array([number]), name))
+    for at, name in enumerate(("boxes", "scores")):
+        model.graph.node[-1].input[at] = f"first_{name}"
+        cut = node("Slice", [name, "zero", "number", f"axis_{name}"], [f"first_{name}"], name)
+        model.graph.node.insert(0, cut)
+    model.graph.node.extend(
+        [
+            node("Gather", ["chosen", "column"], ["places"], "places", axis=1),
+            node("Squeeze", ["places", "axis"], ["row"], "row"),
+            node("Gather", ["first_boxes", "row"], ["found"], "found", axis=1),
+        ]
+    )
+    model.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("found", TensorProto.FLOAT, (1, "n", 4))
+    )
+    model.graph.input.append(helper.make_tensor_value_info("number", kind, (1,)))
+    feeds = {"boxes": some_boxes(rng, 1, 30), "scores": rng.random((1, 2, 30), np.float32)}
+    graph, _ = run_passes(ir.from_proto(model))
+    assert ("NonMaxSuppression" in give_bounds(graph)) == (kind == TensorProto.INT64)
+    for number in (0, 1, 17, 30):
+        feeds["number"] = np.array([number], dtype)
+        expected = run(model, feeds)["found"]
+        assert np.array_equal(run(ir.to_proto(graph), feeds)["found"], expected)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

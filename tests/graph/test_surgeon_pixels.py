@@ -62,7 +62,9 @@ def test_a_cast_alone_without_numbers(model: Path) -> None:
     [
         ({"name": "z"}, "the model has no input 'z'"),
         ({"mean": (1.0, 2.0)}, "mean and std have 2 numbers"),
+        ({"mean": (1.0, 2.0, 3.0), "std": (1.0, 2.0)}, "mean has 3 numbers, std 2"),
         ({"std": (0.0,)}, "give numbers above 0"),
+        ({"std": (float("nan"),)}, "give numbers above 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -1,13 +1,16 @@
 """Rewrites for the DLA are kept only where the plan is better for them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from legalize_graphs import Net, floats, node, to_ir
 
 from device.profile import load_profile
 from toolkit.partition.planning.forced import Forced
-from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
+from toolkit.partition.planning.plan import Model, PlanOptions, make_plan, plan_together
 from toolkit.partition.prepare import prepare
+from toolkit.partition.solver.milp import Program
 
 
 def gated_blocks(rng: np.random.Generator, count: int, channels: int, side: int) -> Net:
@@ -54,6 +57,23 @@ def test_rewrites_gain_what_the_plan_asks_of_moves(
     for min_gain, applied in zip((0.0, None, 1.0), kept, strict=False):
         prepared = prepare(graph, board, PlanOptions(min_gain=min_gain))
         assert bool(prepared.applied) == applied
+
+
+@pytest.mark.parametrize("objective", ["throughput", "energy"])
+def test_what_the_last_trial_proved_is_not_searched_again(
+    objective: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, board = to_ir(gated_blocks(rng, 4, 64, 75).proto()), load_profile("orin-nx-8gb")
+    options = PlanOptions(objective=objective)
+    prepared = prepare(graph, board, options)
+    assert prepared.trial is not None
+    model = Model("m", prepared.model.graph, cuts=prepared.cuts)
+    fresh = make_plan(model, board, options)
+    for search in ("relaxed", "minimise"):
+        monkeypatch.setattr(Program, search, lambda *_, **__: pytest.fail("searched again"))
+    again = plan_together((model,), board, options, {"m": prepared.trial}).plans[0]
+    assert replace(again.search, seconds=0.0) == replace(fresh.search, seconds=0.0)
+    assert again.placements == fresh.placements
 
 
 def test_what_stays_in_floating_point_is_not_rewritten(rng: np.random.Generator) -> None:

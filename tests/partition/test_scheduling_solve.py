@@ -15,6 +15,7 @@ from scheduling_problems import (
 from toolkit.errors import PlanError
 from toolkit.partition.solver.assess import assess, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
+from toolkit.partition.solver.milp import Program
 from toolkit.partition.solver.problem import Flow, Limits, Network, Problem, Task
 from toolkit.partition.solver.solve import solve
 
@@ -86,6 +87,27 @@ def test_a_search_for_what_is_not_possible_ends_at_its_start(rng):
     assert below.bound >= 0.99 * best.value - 1e-9
     above = solve(problem, "utilisation", below=1.01 * best.value)
     assert above.value == pytest.approx(best.value)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_known_bound_ends_the_search_at_its_placement(objective, rng, monkeypatch):
+    problem = problem_of(rng, random_network(rng, 8, TWO))
+    best = solve(problem, objective)
+    for search in ("relaxed", "minimise"):
+        monkeypatch.setattr(Program, search, lambda *_, **__: pytest.fail("searched again"))
+    again = solve(problem, objective, starts=[best.placement], bound=best.bound)
+    assert (again.placement, again.value) == (best.placement, best.value)
+    assert again.proven
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_start_near_the_relaxation_is_improved_to_the_optimum(objective, rng, monkeypatch):
+    monkeypatch.setattr("toolkit.partition.solver.solve._NEAR", 1e3)  # any start is
+    for _ in range(4):
+        problem = problem_of(rng, random_network(rng, 7, TWO))
+        solution = solve(problem, objective, gap=0.2)
+        assert solution.proven
+        assert solution.value == pytest.approx(least(problem, objective), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

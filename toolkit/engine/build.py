@@ -191,8 +191,8 @@ def ask_for_kernels(front: Frontend, backend: GpuBackend | None) -> KernelSuppor
 def plan_nodes(front: Frontend, kernels: KernelSupport) -> SharedPlan:
     """Step 6: give every node a processor, and cut segments where kernels are missing."""
     front.report("plan", 0.0)
-    start = {front.imported.name: front.prepared.placement}
-    return plan_together((front.to_plan(kernels),), front.target.profile, front.plan, (start,))
+    trials = {front.imported.name: front.prepared.trial}
+    return plan_together((front.to_plan(kernels),), front.target.profile, front.plan, trials)
 
 
 def unified_ranges(front: Frontend, plan: Plan) -> UnifiedRanges:

@@ -158,11 +158,9 @@ def _planned(
             )
             for member, front in zip(members, fronts, strict=True)
         )
-        start = {
-            row.name: front.prepared.placement for row, front in zip(rows, fronts, strict=True)
-        }
+        trials = {row.name: front.prepared.trial for row, front in zip(rows, fronts, strict=True)}
         with about(_names(request)):
-            return fronts, plan_together(rows, fronts[0].target.profile, fronts[0].plan, (start,))
+            return fronts, plan_together(rows, fronts[0].target.profile, fronts[0].plan, trials)
 
     options = request.options
     opened = [_open(member, request, report) for member in request.members]

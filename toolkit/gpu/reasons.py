@@ -53,6 +53,9 @@ GPU_REASONS: tuple[GpuReason, ...] = (
         "The kernel averages a number of samples that the node states, at corners that it states.",
         "Export RoiAlign with mode avg, a sampling_ratio above 0 and its"
         " coordinate_transformation_mode; others run portable on the CPU."),
+    GpuReason("gpu.suppression", r"classes of .* boxes; kernels take",
+        "One block finds the place of each class in the result, and boxes are compared with each"
+        " other.", _PORTABLE),
     GpuReason("gpu.recurrent-gates",
         r"clips its sums or couples its gates|has layout \d+; kernels take",
         "The kernel has the plain gates, and the layouts of ONNX.",

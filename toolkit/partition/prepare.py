@@ -2,17 +2,17 @@
 make needs ranges of its own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from device.engine.manifest import Processor
 from device.profile import Profile
 from toolkit.partition.planning.options import PlanOptions
 
 if TYPE_CHECKING:
     from toolkit.dla.legalize.rewrite import Applied, Cut, Declined
+    from toolkit.partition.planning.placement import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Prepared:
     `ranges`: those given, and those of new tensors that follow from them. `unused` rewrites were
     possible, but the plan is better without; `declined` ones were not possible. `gain`: the share
     of the objective that those applied save the model alone, None where there are none.
-    `placement` of its kernels is the one of the trial, a start for the plan.
+    `trial`: its placement, a start for the plan.
     """
 
     model: ir.Model
@@ -32,7 +32,7 @@ class Prepared:
     declined: tuple["Declined", ...] = ()
     cuts: tuple["Cut", ...] = ()
     gain: float | None = None
-    placement: Mapping[str, Processor] = field(default_factory=dict)
+    trial: "Trial | None" = None
 
 
 def prepare(

@@ -6,11 +6,10 @@ there.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from device.engine.manifest import Processor
 from device.profile import Profile
 from toolkit.dla.legalize.legalize import as_it_is, legalize
 from toolkit.dla.legalize.rewrite import Legalized
@@ -69,17 +68,17 @@ def keep_useful(
         declined=every.refused,
         cuts=legal.cuts,
         gain=choice.gain if legal.applied else None,
-        placement=choice.placement,
+        trial=choice.trial,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The graph with the rewrites that are kept; `gain` and `placement` as in `Prepared`."""
+    """The graph with the rewrites that are kept; `gain` and `trial` as in `Prepared`."""
 
     legal: Legalized
     gain: float | None = None
-    placement: Mapping[str, Processor] = field(default_factory=dict)
+    trial: Trial | None = None
 
 
 def _choose(
@@ -104,7 +103,7 @@ def _choose(
             legal, trial = plain, before
         elif before.solution.value > 0:
             gain = max(0.0, 1 - trial.solution.value / before.solution.value)
-    return _Choice(legal, gain, dict(trial.solution.placement[_TRIAL]))
+    return _Choice(legal, gain, trial)
 
 
 def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:

@@ -36,8 +36,12 @@ def take_pixels(
     graph = model.graph
     old = _input(graph, name)
     assert old.dtype is not None
-    if min(std) <= 0 or scale <= 0:
+    if not (min(std) > 0 and scale > 0):
         raise SurgeonError(f"scale is {scale}, std {list(std)}; give numbers above 0")
+    if 1 not in (len(mean), len(std)) and len(mean) != len(std):
+        raise SurgeonError(
+            f"mean has {len(mean)} numbers, std {len(std)}; give one, or one for each channel"
+        )
     factor = np.asarray(scale / np.asarray(std, np.float64))
     shift = np.asarray(mean, np.float64) / np.asarray(std, np.float64)
     names = UniqueNames(

@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
-
-import click
+from typing import Any, Literal
 
 from toolkit.cli.command import argument, command, group, json_option, option
 from toolkit.cli.options.model import plugins_option, shapes_option
-from toolkit.surgeon.pixels import PixelType
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +70,7 @@ class Pixels:
     model: Path = argument()
     out: Path = option("Where to write it.", "-o", "--out", required=True, metavar="OUT.onnx")
     input: str | None = option("The input. [default: the only one]", metavar="NAME")
-    dtype: PixelType = option(
-        "Its new type.", type=click.Choice(get_args(PixelType)), default="uint8"
-    )
+    dtype: Literal["uint8", "float16"] = option("Its new type.", default="uint8")
     scale: float = option("Factor of a pixel.", default=1.0)
     mean: tuple[float, ...] = option(
         "Taken off then. Repeatable: one for all channels, or one for each. [default: 0]"

@@ -42,7 +42,8 @@ def _find_region(graph: ir.Graph, sizes: RowSizes, source: Source) -> Region | N
     for node in graph:
         if not region.touches(node, entries):
             continue
-        if node.op_type == "Gather" and node.inputs[1] in entries:
+        by_source = node.op_type == "Gather" and node.inputs[1] in entries
+        if by_source and not source.is_padded:
             if sizes.rows(node.outputs[0], source.dim) is not None:
                 entries[node.outputs[0]] = None
             continue

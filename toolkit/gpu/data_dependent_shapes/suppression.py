@@ -121,15 +121,18 @@ class _Suppression:
             _describe(values, ir.DataType.FLOAT, shape)
             least = np.array([_LOWEST], np.float32) if least is None else least
         bound = shape[0] * shape[1] * min(int(most[0]), shape[2])
-        operands: dict[str, npt.NDArray[Any]] = {
+        operands: dict[str, npt.NDArray[Any] | None] = {
             "most": np.array([most[0]], np.int64),
             "iou": np.array([0.0 if iou is None else iou[0]], np.float32),
-            "least": np.array([_LOWEST if least is None else least[0]], np.float32),
+            "least": None if least is None else np.array([least[0]], np.float32),
             "counting": np.arange(bound, dtype=np.int64),
         }
         node = ir.node(
             PADDED,
-            [boxes.value, values, *(self.maker.constant(n, v) for n, v in operands.items())],
+            [
+                *(boxes.value, values),
+                *(None if v is None else self.maker.constant(n, v) for n, v in operands.items()),
+            ],
             attributes={"center_point_box": self.node.attributes.get_int("center_point_box", 0)},
             domain=ROWS_DOMAIN,
             num_outputs=2,
@@ -164,7 +167,7 @@ class _Suppression:
         changes: list[tuple[ir.Value, ir.Value]],
     ) -> None:
         """Compute what reads a result again, up to the rows that are taken by it."""
-        outer = self._result_of_branch(old)
+        outer = self._result_of_branch(old, chosen)
         if outer is not None:
             self._follow(outer, new, bound, chosen, changes)
         elif old.is_graph_output():
@@ -185,8 +188,8 @@ class _Suppression:
                 result = self.maker.copy(node, [new, *constants])
             self._follow(node.outputs[0], result, bound, chosen, changes)
 
-    def _result_of_branch(self, value: ir.Value) -> ir.Value | None:
-        """Return what an If gives for a branch's output, where the other branch gives no row."""
+    def _result_of_branch(self, value: ir.Value, chosen: ir.Value | None) -> ir.Value | None:
+        """Return what an If gives for a branch's output, where that is nothing without rows."""
         for node in self.model.graph:
             branches = [a.as_graph() for a in node.attributes.values() if _is_graph(a)]
             for branch in branches if node.op_type == "If" else ():
@@ -195,6 +198,10 @@ class _Suppression:
                 at = list(branch.outputs).index(value)
                 (other,) = (one.outputs[at].const_value for one in branches if one is not branch)
                 if other is None or other.size or len(node.outputs) != 1:
+                    raise _Unfit
+                counted = self._rows(_counted(_value(node, 0)))
+                is_then = branch is node.attributes["then_branch"].as_graph()
+                if is_then or counted.chosen is not chosen:
                     raise _Unfit
                 self.branches += branches
                 return node.outputs[at]
@@ -227,9 +234,11 @@ class _Suppression:
         """Rows whose places a NonZero gives: all, of which the mask chooses."""
         source = self._rows(_value(node, 0))
         mask = self._rows(_mask(_value(node, 1)))
-        sizes = _shape(mask.value)
-        axis = _axis(node) % len(_shape(source.value))
+        sizes, rank = _shape(mask.value), len(_shape(source.value))
+        axis = _axis(node) % rank
         aligned = source.axis in (None, axis) and source.chosen is mask.chosen
+        if len(node.outputs[0].shape or ()) != rank:  # places are not in a row
+            raise _Unfit
         if len(sizes) != 1 or not aligned or _shape(source.value)[axis] != sizes[0]:
             raise _Unfit
         key = (mask.value, mask.chosen)
@@ -245,6 +254,7 @@ class _Suppression:
         source, ends = self._rows(_value(node, 0)), self._rows(_value(node, 2)).value
         starts, axes, steps = (_numbers(node, at) for at in (1, 3, 4))
         fits = _are_fixed((*node.inputs[1:2], *node.inputs[3:])) and source.chosen is None
+        fits = fits and ends.dtype == ir.DataType.INT64
         if not fits or starts is None or axes is None or len(axes) > 1 or starts[0] != 0:
             raise _Unfit
         if steps is not None and steps[0] != 1:
@@ -357,6 +367,22 @@ def _mask(places: ir.Value) -> ir.Value:
     if mask.dtype != ir.DataType.BOOL or mask.shape is None or len(mask.shape) != 1:
         raise _Unfit
     return mask
+
+
+def _counted(condition: ir.Value) -> ir.Value:
+    """Return the tensor of which a condition says that it has no element; raises _Unfit."""
+    equal = condition.producer()
+    zero = None if equal is None or equal.op_type != "Equal" else _numbers(equal, 1)
+    if equal is None or zero is None or zero.tolist() != [0]:
+        raise _Unfit
+    count = _value(equal, 0).producer()
+    if count is not None and count.op_type == "ReduceProd" and len(count.inputs) == 1:
+        count = _value(count, 0).producer()
+        if count is not None and count.op_type == "Shape" and not count.attributes:
+            return _value(count, 0)
+    if count is None or count.op_type != "Size":
+        raise _Unfit
+    return _value(count, 0)
 
 
 def _arranges(node: ir.Node, bound: int) -> bool:

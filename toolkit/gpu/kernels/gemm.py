@@ -169,7 +169,7 @@ def resident_gemm(
     SPLIT_K: tl.constexpr, DIAGONAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The same for one product of little depth, "strided" or "im2col": b stays on the SM.
+    """The same for one "strided" product of little depth: b stays on the SM.
 
     Grid: (programs x blocks of columns). A program loads the whole depth of its columns once, and
     goes over its blocks of rows; the next one is loaded meanwhile.
@@ -177,8 +177,6 @@ def resident_gemm(
     COLUMN_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
     n = tl.program_id(0) % COLUMN_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    if LOADER == "im2col":
-        rows = batch * OUT[0] * OUT[1]
     b_tiles = ()
     b_first = _strided(b, 0, 0, k[:, None], n[None, :], B_STRIDES)
     for start in tl.static_range(0, DEPTH, BLOCK_K):
@@ -190,24 +188,9 @@ def resident_gemm(
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)
         residual_tile = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if PRECISION == "int8" else tl.float32)
-        if LOADER == "strided":
-            a_first = _strided(a, 0, 0, m[:, None], k[None, :], A_STRIDES)
-        else:
-            a_first, b_unread, window = _im2col(
-                a, b, m, n, k, rows, 0, A_STRIDES[0], B_STRIDES[3], COLUMNS, SIZE, OUT, CHANNELS,
-                TAPS, STRIDE, DILATION, PAD, BLOCK_K,
-            )  # fmt: skip
+        a_first = _strided(a, 0, 0, m[:, None], k[None, :], A_STRIDES)
         for step in tl.static_range((DEPTH + BLOCK_K - 1) // BLOCK_K):
-            if LOADER == "strided":
-                a_tile = _load_a(
-                    a_first, m, k, step * BLOCK_K, rows, DEPTH, A_STRIDES[3], WHOLE_BLOCKS
-                )
-            else:
-                a_tile, _ = _load_im2col(
-                    a_first, b_unread, window, n, k, step * BLOCK_K, CHANNELS, A_STRIDES[0], DEPTH,
-                    COLUMNS, SIZE, CHANNELS, TAPS, DILATION, BLOCK_K, WHOLE_BLOCKS,
-                    COLUMNS % BLOCK_N == 0, False,
-                )  # fmt: skip
+            a_tile = _load_a(a_first, m, k, step * BLOCK_K, rows, DEPTH, A_STRIDES[3], WHOLE_BLOCKS)
             total = add_product(total, a_tile, b_tiles[step], PRECISION)
         store_with_epilogue(
             total, bias, scale, residual_tile, y, m, n, rows, COLUMNS, Y_STRIDES[2], EPILOGUE,

@@ -1,6 +1,6 @@
 """Boxes that overlap no better one (ONNX, operator NonMaxSuppression), padded to a fixed number.
 
-    candidates   boxes with a score above THRESHOLD
+    candidates   boxes with a score above THRESHOLD; with any that is a number if it is None
     order        by score, the larger first; equal scores by the place of the box
     kept         a candidate unless IoU(it, one kept before it) > IOU, in this order, at most MOST
     IoU(a, b)  = area(a and b) / (area(a) + area(b) - area(a and b)); 0 where an area is 0
@@ -28,7 +28,9 @@ def box_candidates(
     first = scores + row // CLASSES * STRIDES[0] + row % CLASSES * STRIDES[1]
     score = tl.load(first + box * STRIDES[2], mask=box < BOXES, other=0.0).to(tl.float32)
     chosen = box < BOXES
-    if THRESHOLD is not None:
+    if THRESHOLD is None:
+        chosen = chosen & (score == score)  # NaN has no place in an order
+    else:
         chosen = chosen & (score > THRESHOLD)
     count = chosen.to(tl.int32)
     target = (row * SEGMENTS + segment) * BLOCK + tl.cumsum(count, 0) - 1

@@ -29,9 +29,11 @@ from toolkit.partition.solver.segmentation import components
 class FilteredSolution:
     """A solution that keeps only what pays; `foregone`: the share that the rest would gain.
 
-    `min_gain`: the least share asked for; `model_error`: the one that is asked for by default.
+    `best`: the solution before. `min_gain`: the least share asked for; `model_error`: the one that
+    is asked for by default.
     """
 
+    best: Solution
     solution: Solution
     min_gain: float
     model_error: float
@@ -59,7 +61,7 @@ def keep_what_pays(
 ) -> FilteredSolution:
     """Return the solution with islands moved back to the GPU that gain less than `min_gain`."""
     if min_gain <= 0 or len(problem.processors) == 1 or goal.aim == "makespan":
-        return FilteredSolution(solution, min_gain, model_error)
+        return FilteredSolution(solution, solution, min_gain, model_error)
     best = solution.placement
     for network, island in _islands(problem, solution.placement, goal.aim):
         trial = _moved(best, network, island)
@@ -75,7 +77,7 @@ def keep_what_pays(
             best = alone
     value = _value(problem, goal.aim, best)
     if best == solution.placement or value is None:
-        return FilteredSolution(solution, min_gain, model_error)
+        return FilteredSolution(solution, solution, min_gain, model_error)
     foregone = share_gained(problem, goal.aim, solution.placement, best) or 0.0
     costs = costs_of(problem, best)
     filtered = replace(
@@ -85,7 +87,7 @@ def keep_what_pays(
         value=value,
         proven=False,
     )
-    return FilteredSolution(filtered, min_gain, model_error, max(0.0, foregone))
+    return FilteredSolution(solution, filtered, min_gain, model_error, max(0.0, foregone))
 
 
 def share_gained(

@@ -6,7 +6,7 @@ moved and the plan assessed again.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from device.engine.manifest import Processor
 from device.profile import Profile
@@ -64,7 +64,8 @@ class Effort:
     one is `enough`.
 
     `starts`: placements of the same networks, perhaps of other graphs, to improve. `min_gain`: the
-    least gain of a move to the DLA, None: see `margin.py`.
+    least gain of a move to the DLA, None: see `margin.py`. `trial`: its proof holds here, too,
+    where its problem is the same.
     """
 
     seconds: float
@@ -73,6 +74,7 @@ class Effort:
     enough: float | None = None
     starts: tuple[Placement, ...] = ()
     min_gain: float | None = None
+    trial: "Trial | None" = None
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,13 @@ def place(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A placement without reasons; `processors`: network -> node -> where it runs."""
+    """A placement without reasons; `processors`: network -> node -> where it runs.
 
+    `best`: the solver's solution of `problem`, of which `solution` keeps what pays.
+    """
+
+    problem: Problem
+    best: Solution
     solution: Solution
     processors: Mapping[str, Mapping[str, Processor]]
     min_gain: float
@@ -138,7 +145,8 @@ def try_placement(
 ) -> Trial:
     """Return the placement that `place` finds, and no more. Raises PlanError as it does."""
     formulations, problem = _formulated(candidates, profile, goal, limits)
-    filtered = _solved(_with_forced(problem, formulations, candidates), goal, candidates, effort)
+    problem = _with_forced(problem, formulations, candidates)
+    filtered = _solved(problem, goal, candidates, effort)
     processors = {
         name: {
             view.name: filtered.solution.placement[name][task]
@@ -147,7 +155,7 @@ def try_placement(
         }
         for name, formulation in formulations.items()
     }
-    return Trial(filtered.solution, processors, filtered.min_gain)
+    return Trial(problem, filtered.best, filtered.solution, processors, filtered.min_gain)
 
 
 def _formulated(
@@ -204,23 +212,47 @@ def _solved(
     if len(problem.processors) == 1:
         solution = _only(problem, goal)
     else:
+        starts = [_nearest(problem, placement) for placement in effort.starts]
+        bound = 0.0
+        if effort.trial is not None and _same(problem, goal, effort.trial):
+            starts = [_of_trial(problem, effort.trial)]
+            bound = effort.trial.best.bound
         solution = solve(
             problem,
             goal.aim,
             effort.seconds,
-            starts=[_nearest(problem, placement) for placement in effort.starts],
+            starts=starts,
             gap=effort.gap,
             below=effort.below,
             enough=effort.enough,
+            bound=bound,
         )
     model_error = default_min_gain(candidates[0].costs, goal)
     least = model_error if effort.min_gain is None else effort.min_gain
     if effort.below is not None and solution.value >= effort.below:  # it will not be used
-        return FilteredSolution(solution, least, model_error)
+        return FilteredSolution(solution, solution, least, model_error)
     filtered = keep_what_pays(problem, solution, goal, least, model_error)
     if late := overloads(problem, costs_of(problem, filtered.solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
     return filtered
+
+
+def _same(problem: Problem, goal: Goal, trial: Trial) -> bool:
+    """Return True if a problem is that of a trial but for the name of its network."""
+    networks = (
+        replace(network, name=before.name)
+        for network, before in zip(problem.networks, trial.problem.networks, strict=True)
+    )
+    renamed = replace(problem, networks=tuple(networks), contention=trial.problem.contention)
+    return goal.aim == trial.best.objective and all(
+        getattr(renamed, part.name) == getattr(trial.problem, part.name) for part in fields(Problem)
+    )
+
+
+def _of_trial(problem: Problem, trial: Trial) -> Placement:
+    """Return the best placement of a trial whose problem is the same."""
+    rows = zip(problem.networks, trial.problem.networks, strict=True)
+    return {network.name: trial.best.placement[before.name] for network, before in rows}
 
 
 def _nearest(problem: Problem, placement: Placement) -> Placement:

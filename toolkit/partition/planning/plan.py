@@ -43,7 +43,6 @@ from toolkit.partition.planning.refusals import refusals
 from toolkit.partition.planning.segment_costs import SegmentCost, kernel_costs, segment_costs
 from toolkit.partition.planning.segments import find_crossings
 from toolkit.partition.planning.traffic import traffic
-from toolkit.partition.solver.problem import Placement
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
 __all__ = ["PlanOptions"]
@@ -194,9 +193,9 @@ def plan_together(
     models: Sequence[Model],
     profile: Profile,
     options: PlanOptions | None = None,
-    starts: tuple[Placement, ...] = (),
+    trials: Mapping[str, Trial | None] | None = None,
 ) -> SharedPlan:
-    """Return the plans of models that share a board; `starts`: placements to improve.
+    """Return the plans of models that share a board; `trials` of them: placements to improve.
 
     A dynamic batch keeps its nodes off the DLA (rule G5) and counts as 1 in times and sizes.
     Raises PlanError: a model has no nodes or nodes without distinct names, an option is unknown,
@@ -209,7 +208,14 @@ def plan_together(
         names = (view.name for view in candidate.views)
         check_forced(options.forced.after(model.rewrites), names, candidate.refused)
     limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
-    effort = Effort(options.seconds, starts=starts, min_gain=options.min_gain)
+    known = {name: trial for name, trial in (trials or {}).items() if trial is not None}
+    start = {name: home for name, t in known.items() for home in t.solution.placement.values()}
+    effort = Effort(
+        options.seconds,
+        starts=() if trials is None else (start,),
+        min_gain=options.min_gain,
+        trial=known.get(models[0].name) if len(models) == 1 else None,
+    )
     placed = place(candidates, profile, goal, limits, effort)
     simulated = traffic(placed)
     return SharedPlan(

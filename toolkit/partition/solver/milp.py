@@ -115,17 +115,20 @@ class Program:
         seconds: float,
         start: Mapping[int, float] | None = None,
         gap: float = GAP,
+        *,
+        near: bool = False,
     ) -> Outcome:
         """Solve to optimality within a relative gap, or as far as `seconds` of search allow.
 
-        `start`: the binaries of a feasible solution. The outcome has the seconds that were used.
+        `start`: the binaries of a feasible solution; `near`: it is almost as good as the
+        relaxation. The outcome has the seconds that were used.
         """
         if any(lower > upper for lower, upper, _ in self._rows):
             return Outcome(None, math.inf, infeasible=True)
         from toolkit.partition.solver.quiet_highs import QuietHighs
 
         solver = QuietHighs()
-        for name, value in _options(gap):
+        for name, value in (*_options(gap), *(_PROOF if near else ())):
             solver.setOptionValue(name, value)
         solver.passModel(self._model(goal))
         if start:
@@ -196,6 +199,11 @@ class _Meter:
         self._steps += 1
         if self.seconds >= self._limit or time.process_time() > self._cpu_end:
             event.interrupt()
+
+
+# What is left for a start that is `near` is the proof, which neither presolving nor looking for
+# better solutions in smaller programs shortens: they took half of the time on EfficientNet-B7.
+_PROOF = (("presolve", "off"), ("mip_heuristic_run_root_reduced_cost", False))
 
 
 def _options(gap: float) -> tuple[tuple[str, bool | int | float | str], ...]:

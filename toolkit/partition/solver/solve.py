@@ -35,6 +35,7 @@ from toolkit.partition.solver.problem import Network, Objective, Placement, Prob
 
 DEFAULT_SECONDS = 20.0
 _LEAST_SECONDS = 0.01  # counted for a program that needs no steps
+_NEAR = 0.01  # of the best value from the relaxation: to prove it takes no longer than a rough gap
 
 
 def solve(
@@ -46,12 +47,13 @@ def solve(
     gap: float = GAP,
     below: float | None = None,
     enough: float | None = None,
+    bound: float = 0.0,
 ) -> Solution:
     """Return the best placement of a problem; for the makespan also the order of its segments.
 
     `seconds` of search are counted in steps of the solver: a busy machine finds the same placement.
     `starts`: placements to improve. The search ends at this relative `gap`, when no value `below`
-    is possible, or at a value that is `enough`.
+    is possible, or at a value that is `enough`. `bound`: no placement is known to be better.
 
     Raises PlanError if the limits are infeasible (naming the overloaded processor if rates are the
     cause), or if no placement was found in the time.
@@ -60,6 +62,7 @@ def solve(
     if objective == "makespan":
         return solve_makespan(problem, seconds)
     search = _Search(problem, objective, seconds, gap, enough)
+    search.bound = bound
     search.run(starts, below)
     if search.best is None:
         raise PlanError(_why_not(problem, objective, search))
@@ -99,6 +102,8 @@ class _Search:
         problem = self._problem
         for placement in (*starts, gpu_only(problem), dla_with_fallback(problem)):
             self.consider(placement)
+        if self._proven():
+            return
         relaxed = self._program.program.relaxed(self._program.goal)
         if relaxed is not None:
             self.bound = max(self.bound, relaxed[1])
@@ -182,9 +187,12 @@ class _Search:
 
     def _solve_and_forbid(self, below: float | None) -> None:
         """Solve, assess and forbid until the bound meets the best value or time is up."""
+        near = self.best is not None and self.best[2] - self.bound <= _NEAR * self.best[2]
+        if near:
+            self._gap = min(self._gap, GAP)
         while self._seconds > 0 and not self._over(below):
             outcome = self._program.program.minimise(
-                self._program.goal, self._seconds, self._start(), self._gap
+                self._program.goal, self._seconds, self._start(), self._gap, near=near
             )
             self._seconds -= max(outcome.seconds, _LEAST_SECONDS)
             self.infeasible = outcome.infeasible
@@ -201,10 +209,13 @@ class _Search:
             self._forbid(placement)
 
     def _settled(self) -> bool:
+        return self._proven(self._gap)
+
+    def _proven(self, gap: float = GAP) -> bool:
         if self.best is None:
             return False
         value = self.best[2]
-        return value - self.bound <= max(GAP * max(1.0, abs(value)), self._gap * abs(value))
+        return value - self.bound <= max(GAP * max(1.0, abs(value)), gap * abs(value))
 
     def _placement(self, outcome: Outcome) -> Placement:
         placement = {}
