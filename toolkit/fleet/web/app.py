@@ -266,7 +266,7 @@ class Site:
                     events, at = await self._store.run(events_after, at)
                     for event in events:
                         yield event
-                    if await self._live.mark() == mark:
+                    if not events and await self._live.mark() == mark:
                         yield await self._live.await_change()
                     await self._store.run(find_token, request)  # it may have been removed
 
