@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlencode
 
 import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
@@ -25,7 +26,8 @@ from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.server.operations import make_plan, start_rollout
-from toolkit.fleet.store import accounts
+from toolkit.fleet.store import accounts, log
+from toolkit.fleet.store.changes import last_change
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices, save_ear
 from toolkit.fleet.web.access import RefusedError, SignInLimit, TrustedProxy, find_session
@@ -418,6 +420,15 @@ def test_the_chain_is_verified_once_and_not_with_each_change(web: WebProcess) ->
     stream.close()
 
 
+@pytest.mark.parametrize("path", ["/rollouts/new", "/bulk/labels?labels=a%3Db"])
+def test_a_plan_is_not_made_anew_with_each_change(web: WebProcess, path: str) -> None:
+    person = visitor(web, "otto")
+    answer = person.get(path)
+    assert answer.status == 200
+    assert "hx-sse:connect" not in answer.text
+    assert person.get(f"/live?{urlencode({'page': path})}").status == 404
+
+
 def test_one_account_follows_so_many_streams(web: WebProcess) -> None:
     person = visitor(web, "olga")
     streams = [person.events("/live?page=/devices") for _ in range(100)]
@@ -442,6 +453,23 @@ def test_the_stream_of_a_token_ends_with_it(web: WebProcess, database: Database)
     with pytest.raises(AssertionError, match="the stream has ended"):
         read_to_end(stream)
     assert "Traceback" not in web.log_file.read_text()[said:]
+
+
+def test_a_program_that_was_away_is_not_kept_waiting(
+    web: WebProcess, token: str, database: Database
+) -> None:
+    head = log.head(database)[0]
+    with database.write():
+        log.append(database, [log.Note("ci", "test", "{}")] * 6000, database.now_s())
+    events = Visitor(web, headers={"authorization": f"Bearer {token}"}).events(
+        "/api/v1/events", **{"last-event-id": f"{head}-{last_change(database)}"}
+    )
+    begun_s = time.monotonic()
+    for _ in range(6000):
+        message = events.next()
+    assert message["id"].startswith(f"{head + 6000}-")
+    assert time.monotonic() - begun_s < 12.0  # each batch of 1000 waited up to 5 s
+    events.close()
 
 
 def read_to_end(stream: Events) -> None:

@@ -266,7 +266,7 @@ class Site:
                     events, at = await self._store.run(events_after, at)
                     for event in events:
                         yield event
-                    if await self._live.mark() == mark:
+                    if not events and await self._live.mark() == mark:
                         yield await self._live.await_change()
                     await self._store.run(find_token, request)  # it may have been removed
 
@@ -440,11 +440,12 @@ def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: Database) -> st
 
 
 def _match(path: str) -> tuple[Page, dict[str, str]]:
-    """Return the page of a path. Raises RefusedError: there is none."""
+    """Return the live page of a path. Raises RefusedError: there is none."""
     for page in PAGES:
-        match = page.pattern.fullmatch(path)
-        if match:
-            return page, match.groupdict()
+        if match := page.pattern.fullmatch(path):
+            if page.is_live:
+                return page, match.groupdict()
+            break
     raise RefusedError(404, "there is no such page")
 
 

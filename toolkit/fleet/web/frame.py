@@ -62,7 +62,8 @@ def draw_page(view: View, frame: Frame) -> str:
     """Return a whole page. Without script it is read as it is, and reloads each 30 s."""
     text = NOTICES.get(frame.notice, "")
     notice = Html(f'<p role=status class="notice good">{markup(text)}</p>' if text else "")
-    live_address = f"/live?{urlencode({'page': frame.path, 'mark': frame.mark})}"
+    address = f"/live?{urlencode({'page': frame.path, 'mark': frame.mark})}"
+    connect = f' hx-sse:connect="{escape(address)}" hx-swap="innerMorph"' if view.live else ""
     body = join(
         [
             _header(frame),
@@ -74,10 +75,7 @@ def draw_page(view: View, frame: Frame) -> str:
                 f'<form id={ORDERS_FORM} method=post action="/orders" hidden>'
                 f"{csrf_field(frame.session)}{hidden('back', frame.path)}</form>"
             ),
-            Html(
-                f'<div id=live hx-sse:connect="{escape(live_address)}" hx-swap="innerMorph">'
-                f"{view.live}</div>"
-            ),
+            Html(f"<div id=live{connect}>{view.live}</div>"),
             _with_csrf(view.below, frame.session),
             Html("</main>"),
         ]

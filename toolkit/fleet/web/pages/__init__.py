@@ -20,11 +20,13 @@ from toolkit.fleet.web.visit import Visit
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: its path with {PARAMETERS}, who may read it, and what draws it."""
+    """A page: its path with {PARAMETERS}, who may read it, and what draws it. `is_live`: it has a
+    live part; what is planned is not planned anew with each change."""
 
     path: str
     role: Role
     draw: Callable[[Database, Fleet, Visit], View]
+    is_live: bool = True
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -36,9 +38,9 @@ PAGES: tuple[Page, ...] = (
     Page("/", "viewer", draw_overview),
     Page("/devices", "viewer", draw_devices),
     Page("/devices/{device}", "viewer", draw_device),
-    Page("/bulk/labels", "operator", draw_bulk_labels),
+    Page("/bulk/labels", "operator", draw_bulk_labels, is_live=False),
     Page("/rollouts", "viewer", draw_rollouts),
-    Page("/rollouts/new", "operator", draw_new_rollout),
+    Page("/rollouts/new", "operator", draw_new_rollout, is_live=False),
     Page("/rollouts/{number}", "viewer", draw_rollout),
     Page("/releases/{sha256}", "viewer", draw_release),
     Page("/audit", "viewer", draw_audit),
