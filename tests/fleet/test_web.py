@@ -323,7 +323,7 @@ def test_what_a_device_says_is_text_on_every_page(web: WebProcess, path: str) ->
     answer = visitor(web, "otto").get(path)
     page = Markup()
     page.feed(answer.text)
-    assert page.scripts == ["/static/htmx.min.js", "/static/hx-sse.min.js"] * (answer.status == 200)
+    assert page.scripts == ["/static/page.js"] * (answer.status == 200)
     assert page.handlers == []
     assert "<img" not in answer.text
     assert "<b>" not in answer.text
@@ -591,6 +591,12 @@ def test_the_client_lists_labels_and_follows(
             fleet.order(1, "resume")
     with Client("http://127.0.0.1:9", token) as nobody, pytest.raises(FleetError, match="reached"):
         nobody.counts()
+
+
+def test_the_extension_comes_with_htmx_in_one_file(web: WebProcess) -> None:
+    """In two files the second was now and then too late, and the page never followed the store."""
+    text = Visitor(web).get("/static/page.js").text
+    assert text.index("var htmx=") < text.index("hx-sse:connect")
 
 
 def test_each_page_has_a_row() -> None:

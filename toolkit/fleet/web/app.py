@@ -60,7 +60,15 @@ from toolkit.fleet.web.visit import Visit
 from toolkit.html.markup import paragraph
 
 STATIC = Path(__file__).parent / "static"
-STYLES = (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css")
+# Path -> its media type and the files that it is made of. htmx looks at a page as soon as it runs:
+# an extension that comes in a second file may come too late.
+ASSETS: Mapping[str, tuple[str, tuple[Path, ...]]] = {
+    "/static/style.css": (
+        "text/css",
+        (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css"),
+    ),
+    "/static/page.js": ("text/javascript", (STATIC / "htmx.min.js", STATIC / "hx-sse.min.js")),
+}
 MAX_BODY = 256 << 10  # bytes of a form
 MAX_FIELDS = 200
 ONCE = ("done", "verify")  # parameters of a page that do not stay in its address
@@ -108,7 +116,7 @@ class Site:
             Route("/sign-in", self._guarded(self._sign_in), methods=["POST"]),
             Route("/sign-out", self._guarded(self._sign_out), methods=["POST"]),
             Route("/live", self._guarded(self._follow), methods=["GET"]),
-            Route("/static/style.css", self._style, methods=["GET"]),
+            *(Route(path, _send_asset, methods=["GET"]) for path in ASSETS),
             Mount("/static", StaticFiles(directory=STATIC)),
             *(Route(page.path, self._guarded(partial(self._show, page)), methods=["GET"])
                 for page in PAGES),
@@ -194,10 +202,6 @@ class Site:
                     yield message
 
         return StreamingResponse(messages(), media_type="text/event-stream")
-
-    async def _style(self, _request: Request) -> Response:
-        text = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
-        return Response(text, media_type="text/css", headers={"cache-control": "max-age=300"})
 
     # -- forms
 
@@ -398,6 +402,12 @@ class HeadersMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+async def _send_asset(request: Request) -> Response:
+    media_type, files = ASSETS[request.url.path]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    return Response(text, media_type=media_type, headers={"cache-control": "max-age=300"})
 
 
 async def _body(request: Request) -> bytes:

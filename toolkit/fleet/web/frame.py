@@ -234,7 +234,6 @@ def _document(title: str, body: Html, head: str = "") -> str:
         "<meta name=htmx-config content='{\"includeIndicatorCSS\":false}'>"
         f"<title>{markup(title)}</title><link rel=stylesheet href=/static/style.css>{head}"
         "<link rel=icon href=/static/icon.svg>"
-        "<script src=/static/htmx.min.js defer></script>"
-        "<script src=/static/hx-sse.min.js defer></script>"
+        "<script src=/static/page.js defer></script>"
         f"</head><body>{body}</body></html>\n"
     )
