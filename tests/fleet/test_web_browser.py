@@ -164,7 +164,7 @@ def test_a_device_is_asked_for_the_last_lines_of_its_log(
     sign_in(browser, web, "otto")
     browser.open(f"{web.url}/devices/board-0")
     browser.click('button[name="op"][value="log"]')
-    wait_for(browser, "document.querySelector('.log, .notice')")
+    wait_for(browser, "document.querySelector('.log')")
     assert "connected" in text_of(browser, ".log")
     assert "otto (web) gave the command log" in fleet.run("logs", "board-0")
 

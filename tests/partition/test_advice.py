@@ -48,6 +48,7 @@ SILENT = {
     ("toolkit.graph", "pipeline"): "it reads outputs and metadata, and runs no pass",
     ("toolkit.importers", "pipeline"): "it reads outputs and metadata, and freezes no size",
     ("toolkit.plugins", "pipeline"): "it takes no plugins",
+    ("toolkit.evaluate.bench.measure", "inspect"): "it reads what was measured",
     ("toolkit.guess.toml_text", "pipeline"): "it prints no proposal",
     ("toolkit.importers.input_shapes", "compare"): "it gives the shapes of the engine",
 }

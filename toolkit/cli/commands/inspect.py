@@ -30,7 +30,8 @@ class Inspect:
         "least time by the profile's roofline."
     )
     times: Path | None = option(
-        "Engine: output of `tandem bench --profile --json` on a board, shown beside --kernels."
+        "Engine: what a board measured, shown beside --kernels: the output of `tandem bench "
+        "--profile --json` there."
     )
     profile: str | None = option("Model: also what runs where on this profile, and why.")
     precision: Precision = option(

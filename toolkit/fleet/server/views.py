@@ -3,7 +3,7 @@
 The command line draws them; `--json` prints them as they are.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -173,7 +173,7 @@ def _rollout_view(
         status=state.status,
         reason=state.reason,
         created=created,
-        groups=_group_views(database, number, state.groups, release.blob.sha256),
+        groups=_group_views(database, number, spec, state.groups),
         live=sum(_phases(group).get("live", 0) for group in state.groups),
         devices=sum(group.size + sum(group.taken.values()) for group in state.groups),
         received_bytes=_received(database, spec, number) if sent else 0,
@@ -215,13 +215,16 @@ def _received(database: Database, spec: v.RolloutSpec, number: int) -> int:
 
 
 def _group_views(
-    database: Database, number: int, groups: Iterable[v.GroupState], sha256: str
+    database: Database, number: int, spec: v.RolloutSpec, groups: Sequence[v.GroupState]
 ) -> tuple[GroupView, ...]:
-    """Return groups with what their devices measured of the release."""
-    shadows = database.rows(
-        "SELECT grp, min(shadow_agreement), sum(shadow_frames) FROM devices WHERE rollout = ?"
-        " AND measured = ? AND shadow_agreement IS NOT NULL GROUP BY grp",
-        number, sha256,
+    """Return groups with what their devices measured of the release; of several groups those
+    devices that no newer rollout has taken."""
+    of_group = "0" if len(groups) == 1 else "grp"
+    members, values = ("1 = 1", ()) if len(groups) == 1 else ("rollout = ?", (number,))
+    shadows = [] if spec.policy.shadow_s == 0.0 else database.rows(
+        f"SELECT {of_group}, min(shadow_agreement), sum(shadow_frames) FROM devices WHERE {members}"
+        " AND measured = ? AND shadow_agreement IS NOT NULL GROUP BY 1",
+        *values, spec.release.blob.sha256,
     )  # fmt: skip
     measured = {int(group): (agreement, int(frames)) for group, agreement, frames in shadows}
     return tuple(
