@@ -242,7 +242,7 @@ def _condition(database: Database, where: DeviceFilter, ear: Ear) -> tuple[str, 
     contains = database.dialect.position
     kinds = () if where.problem in ("", "any") else (f",{where.problem},",)
     texts = ("devices.id", "release", "version", "profile", "all_labels")
-    found = " OR ".join(f"{contains}(lower({text}), ?) > 0" for text in texts)
+    matches = " OR ".join(f"{contains}(lower({text}), ?) > 0" for text in texts)
     # Condition and its values, and whether the filter asks for it.
     rows: list[tuple[str, Sequence[object], bool]] = [
         ("phase = ?", (where.phase,), bool(where.phase)),
@@ -255,7 +255,7 @@ def _condition(database: Database, where: DeviceFilter, ear: Ear) -> tuple[str, 
         ("problems <> ''", (), where.problem == "any"),
         (f"{contains}(problems, ?) > 0", kinds, bool(kinds)),
         (f"devices.id IN ({', '.join('?' * len(where.ids))})", where.ids, bool(where.ids)),
-        (f"({found})", (where.search.lower(),) * len(texts), bool(where.search)),
+        (f"({matches})", (where.search.lower(),) * len(texts), bool(where.search)),
         ("reported = 1", (), bool(where.requires)),
         *(
             (f"{contains}(all_labels, ?) > 0", (label_part(*label),), True)

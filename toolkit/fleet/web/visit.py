@@ -30,16 +30,6 @@ class Visit:
         return int(text)
 
 
-def age_text(age_s: float | None) -> str:
-    """Return how long ago something was, in one unit."""
-    if age_s is None:
-        return "never"
-    for seconds, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if age_s >= 2 * seconds:
-            return f"{age_s / seconds:.0f} {unit} ago"
-    return f"{age_s:.0f} s ago"
-
-
 def badge(text: str, kind: str = "") -> Html:
     """Return a word with a colour and a shape; `kind`: good, bad, waits or old."""
     return Html(f'<span class="badge {kind}">{markup(text)}</span>')

@@ -12,6 +12,7 @@ from rich.text import Text
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.server.history import printable
 from toolkit.fleet.server.operations import STATUS_WORDS, Plan
+from toolkit.fleet.server.times import age_text
 from toolkit.fleet.server.views import DeviceView, GroupView, RolloutView
 
 PLANNED = 5  # devices of a group that a plan lists
@@ -256,16 +257,6 @@ def _labels(view: DeviceView, most: int | None = None) -> str:
         return ", ".join(rows)
     more = [f"and {len(rows) - most} more"] if len(rows) > most else []
     return ", ".join([*(_cut(row, MAX_WORDS) for row in rows[:most]), *more])
-
-
-def age_text(age_s: float | None) -> str:
-    """Return how long ago something was, in one unit."""
-    if age_s is None:
-        return "never"
-    for seconds, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if age_s >= 2 * seconds:
-            return f"{age_s / seconds:.0f} {unit} ago"
-    return f"{age_s:.0f} s ago"
 
 
 def _table(*columns: str) -> Table:

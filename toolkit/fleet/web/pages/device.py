@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import unknown_device
-from toolkit.fleet.server.times import utc
+from toolkit.fleet.server.times import age_text, utc
 from toolkit.fleet.server.views import DeviceView, device_view
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.web.access import RefusedError
@@ -18,7 +18,7 @@ from toolkit.fleet.web.pages.devices import (
     running_text,
     state_badge,
 )
-from toolkit.fleet.web.visit import Visit, age_text
+from toolkit.fleet.web.visit import Visit
 from toolkit.html.markup import Html, facts, heading, join, markup, paragraph
 
 MAX_HISTORY = 100

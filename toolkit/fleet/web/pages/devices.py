@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.server.operations import MAX_LABELLED
+from toolkit.fleet.server.times import age_text
 from toolkit.fleet.server.views import DeviceView, device_page
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.derived import HOT_C, PROBLEMS
@@ -17,7 +18,7 @@ from toolkit.fleet.store.device_queries import (
 )
 from toolkit.fleet.store.devices import load_ear
 from toolkit.fleet.web.frame import View, choice, csrf_slot, field, hidden, link, part
-from toolkit.fleet.web.visit import Visit, age_text, badge
+from toolkit.fleet.web.visit import Visit, badge
 from toolkit.html.markup import Html, facts, join, markup, paragraph
 
 MAX_LABELS = 6  # of a device in the list; its page has them all

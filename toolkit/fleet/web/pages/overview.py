@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.rollout.liveness import Outage
 from toolkit.fleet.rollout.values import ENDED
-from toolkit.fleet.server.times import utc
+from toolkit.fleet.server.times import age_text, utc
 from toolkit.fleet.server.views import device_page, open_rollouts, read_outages
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import (
@@ -20,7 +20,7 @@ from toolkit.fleet.store.presence import PresenceSample, load_samples
 from toolkit.fleet.web.frame import View, link, part
 from toolkit.fleet.web.pages.devices import STATE_KINDS, problems_text, state_badge
 from toolkit.fleet.web.pages.rollouts import draw_progress, server_notice
-from toolkit.fleet.web.visit import Visit, age_text
+from toolkit.fleet.web.visit import Visit
 from toolkit.html.markup import Html, Number, heading, join, markup, paragraph, table
 
 MAX_PROBLEMS = 10  # devices that the page names
