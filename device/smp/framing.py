@@ -18,6 +18,7 @@ LINE = 127
 MAX_LINE = 4096  # a client may be told to send longer lines
 _LENGTH = struct.Struct("!H")
 _CRC_BYTES = 2
+_ZEROS = bytes(HEADER.size)  # an echo of nothing: padding within an upload that lost a byte
 _LINE_DATA = (LINE - 4) // 4 * 4  # whole groups of base64 beside the marks of a line
 
 
@@ -117,7 +118,7 @@ class RawFraming:
         buffer, at, messages = self._buffer, 0, []
         while at + HEADER.size <= len(buffer):
             header = read_header(buffer, at, self._operations)
-            if header is None:
+            if header is None or buffer.startswith(_ZEROS, at):
                 at += 1
                 continue
             stop = at + HEADER.size + header.length

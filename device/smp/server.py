@@ -21,7 +21,9 @@ SILENCE_S = 0.5  # a message that is broken off for so long is forgotten
 REOPEN_S = 0.5
 WRITE_S = 5.0  # a client that reads nothing for so long loses the answer
 DATAGRAM_BYTES = 1472  # what an Ethernet frame of 1,500 bytes carries in UDP over IPv4
+MAX_PENDING_BYTES = 8 * MAX_MESSAGE  # of answers that a line has not taken
 _READ_BYTES = 256 * 1024
+_NOT_READ = "SMP: an answer of %d bytes is not read: it is dropped"
 Handle = Callable[[bytes, object, int], bytes | None]
 
 
@@ -121,23 +123,58 @@ def serve_file(
     ended: threading.Event,
     buffer_bytes: int = MAX_MESSAGE,
 ) -> None:
-    """Answer what comes on an open line, until `ended`. Raises OSError: the line is gone."""
+    """Answer what comes on an open line, until `ended`. Raises OSError: the line is gone.
+
+    It reads on while its answers are not read: a client that writes may wait for just that.
+    """
     os.set_blocking(file, False)
     framing.reset()
-    peer = object()  # each opening is another client
+    peer, answers = object(), _Answers(file)  # each opening is another client
     while not ended.is_set():
-        try:
-            data = os.read(file, _READ_BYTES)
-        except BlockingIOError:
-            if not select.select([file], [], [], SILENCE_S)[0]:
+        watched = [file] if answers.pending else []
+        readable, writable, _ = select.select([file], watched, [], SILENCE_S)
+        if watched:
+            answers.write()
+        if not readable:
+            if not writable:
                 framing.reset()
             continue
+        data = os.read(file, _READ_BYTES)
         if not data:
             raise OSError(0, "the line was closed")
         for message in framing.feed(data):
             reply = handle(message, peer, buffer_bytes)
             if reply is not None:
-                write_all(file, framing.encode(reply))
+                answers.add(framing.encode(reply))
+    write_all(file, bytes(answers.pending))
+
+
+class _Answers:
+    """Answers that a line has not taken yet. Those that nobody reads are dropped."""
+
+    def __init__(self, file: int) -> None:
+        self.pending = bytearray()
+        self._file = file
+        self._progress_s = 0.0
+
+    def add(self, data: bytes) -> None:
+        if len(self.pending) + len(data) > MAX_PENDING_BYTES:
+            LOG.warning(_NOT_READ, len(data))
+            return
+        if not self.pending:
+            self._progress_s = time.monotonic()
+        self.pending += data
+        self.write()
+
+    def write(self) -> None:
+        """Write what the line takes now."""
+        with contextlib.suppress(BlockingIOError):
+            del self.pending[: os.write(self._file, self.pending)]
+            self._progress_s = time.monotonic()
+        if time.monotonic() > self._progress_s + WRITE_S:
+            LOG.warning(_NOT_READ, len(self.pending))
+            termios.tcflush(self._file, termios.TCOFLUSH)
+            self.pending.clear()
 
 
 def write_all(file: int, data: bytes) -> None:
@@ -146,7 +183,7 @@ def write_all(file: int, data: bytes) -> None:
     while rest:
         remaining_s = until_s - time.monotonic()
         if remaining_s <= 0 or not select.select([], [file], [], remaining_s)[1]:
-            LOG.warning("SMP: an answer of %d bytes is not read: it is dropped", len(data))
+            LOG.warning(_NOT_READ, len(data))
             termios.tcflush(file, termios.TCOFLUSH)
             return
         with contextlib.suppress(BlockingIOError):

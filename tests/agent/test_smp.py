@@ -7,8 +7,10 @@ import logging
 import os
 import random
 import re
+import select
 import shlex
 import socket
+import tty
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,8 +46,8 @@ from device.protocol.documents import Update
 from device.smp.cbor import decode_map, encode
 from device.smp.framing import MAX_LINE, ConsoleFraming, RawFraming
 from device.smp.inbox import Inbox, Statement
-from device.smp.message import HEADER, MAX_MESSAGE
-from device.smp.server import TtyServer, UdpServer, default_buffer, speed_of
+from device.smp.message import ANSWERS, HEADER, MAX_MESSAGE
+from device.smp.server import WRITE_S, TtyServer, UdpServer, default_buffer, speed_of
 from device.smp.service import BoardState
 from device.update.slots import SlotRecord, SlotState
 
@@ -162,6 +164,11 @@ def test_a_damaged_frame_is_dropped_and_frames_without_an_end_take_no_memory() -
     for _ in range(100):
         assert framing.feed(b"\x06\x09" + b"A" * MAX_LINE) == []
     assert framing.feed(b"\n" + frame) == [message]
+
+
+def test_zeros_within_an_upload_that_lost_a_byte_are_no_requests() -> None:
+    zeros = bytes(ImageUploadWriteRequest(off=0, data=bytes(4000), len=4000).BYTES)
+    assert len(RawFraming().feed(zeros[1:] + zeros)) < 10
 
 
 # -- uploads
@@ -462,6 +469,33 @@ def test_a_board_serves_a_tty_that_vanishes_and_comes_back(tmp_path: Path, board
         after = upload_once("console", second.host, data)
         server.stop()
     assert (after[0], after[-1]) == (before[-1], len(data))
+
+
+def test_a_board_reads_on_while_its_answers_are_not_read(board: Board) -> None:
+    request = bytes(EchoWriteRequest(d="x" * 2000).BYTES)
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    server = TtyServer(
+        os.ttyname(slave),
+        board.service.handle,
+        framing="raw",
+        baud=115200,
+        buffer_bytes=MAX_MESSAGE,
+    )
+    server.start()
+    os.set_blocking(master, False)
+    rest = memoryview(request * 1000)
+    try:
+        while rest:
+            assert select.select([], [master], [], WRITE_S - 1)[1], f"{len(rest)} bytes are left"
+            rest = rest[os.write(master, rest) :]
+        answers = RawFraming(ANSWERS)
+        assert answers.feed(os.read(master, 65536)), "those that it kept come"
+    finally:
+        os.set_blocking(master, True)
+        os.close(slave)
+        os.close(master)
+        server.stop()
 
 
 def test_a_stock_client_over_udp_beside_noise(board: Board) -> None:
