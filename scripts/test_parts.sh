@@ -6,6 +6,7 @@ debian_packages=(
     chromium
     cyclonedds-dev
     cyclonedds-tools
+    default-jre-headless
     fastddsgen
     g++
     libfastrtps-dev
