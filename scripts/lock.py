@@ -119,10 +119,10 @@ def _without_extras(row: str) -> str:
 def _uv() -> tuple[str, ...]:
     if importlib.util.find_spec("uv") is not None:
         return (sys.executable, "-m", "uv")
-    found = shutil.which("uv")
-    if found is None:
+    uv = shutil.which("uv")
+    if uv is None:
         sys.exit("uv is missing: pip install -e '.[dev]' brings it")
-    return (found,)
+    return (uv,)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def test_options_that_messages_name_are_those_of_a_command() -> None:
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])", node.value)
-                named |= dict.fromkeys(found, path)
+                matches = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])", node.value)
+                named |= dict.fromkeys(matches, path)
     assert len(named) > 50
     assert {option: path for option, path in named.items() if option not in known | FOREIGN} == {}
