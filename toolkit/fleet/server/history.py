@@ -75,7 +75,7 @@ def _event_text(event: v.Event) -> str:
     """Return what an event says of a device that it is about."""
     if isinstance(event, v.Silent | v.Superseded | v.Decommissioned):
         return _about(event)
-    if isinstance(event, v.Started | v.Ordered | v.Reconnected | v.Tick):
+    if isinstance(event, v.Started | v.Begun | v.Ordered | v.Reconnected | v.Tick):
         return ""
     if isinstance(event, v.Joined):
         return "joins this rollout late"

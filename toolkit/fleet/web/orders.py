@@ -64,10 +64,14 @@ def order_rollout(database: Database, account: Account, number: int, word: v.Ord
     """Give an order to a rollout, if the account may. Raises RolloutError, RefusedError."""
     check_role(account, BUTTONS[word][1])
     get_spec(database, number)
-    if word == "approve" and rollouts.started_by(database, number) == who(account):
-        raise RolloutError(
-            f"{account.name} has begun rollout {number}: its groups are approved by somebody else"
-        )
+    if word == "approve":
+        starter = rollouts.started_by(database, number)
+        if starter in ("", who(account)):
+            text = f"{account.name} has" if starter else "it is not known any more who has"
+            raise RolloutError(
+                f"{text} begun rollout {number}: its groups are approved by somebody else, or by "
+                "`tandem fleet rollout approve`"
+            )
     order(database, number, word, who(account))
 
 
