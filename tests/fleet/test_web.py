@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,27 +15,32 @@ from urllib.parse import urlencode
 
 import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
+from fleet_server_fixtures import release as release_of_letter
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from starlette.requests import Request
 from web_fixtures import PASSWORD, Events, Visitor, WebProcess, add_people
 
+from device.errors import BundleError
 from device.protocol.documents import DeviceFacts
 from toolkit.errors import FleetError, RolloutError
 from toolkit.fleet.client import Client
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
-from toolkit.fleet.server.operations import make_plan, start_rollout
-from toolkit.fleet.store import accounts, log
+from toolkit.fleet.server.operations import archive_log, make_plan, start_rollout
+from toolkit.fleet.store import accounts, log, rollouts
 from toolkit.fleet.store.changes import last_change
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices, save_ear
+from toolkit.fleet.web import store_threads
 from toolkit.fleet.web.access import RefusedError, SignInLimit, TrustedProxy, find_session
 from toolkit.fleet.web.frame import own_path
-from toolkit.fleet.web.live import Live, StoreThread, read_place, sse_message
-from toolkit.fleet.web.pages import PAGES
+from toolkit.fleet.web.live import Live, read_place, sse_message
+from toolkit.fleet.web.pages import PAGES, release
 from toolkit.fleet.web.pages.rollouts import PHASES, STATUS_KINDS
+from toolkit.fleet.web.store_threads import StoreThreads
+from toolkit.fleet.web.visit import Visit
 
 LONG = "pause:" + "9" * 5000
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m'
@@ -65,9 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begin_rollout(database: Database, who: str) -> int:
-    from fleet_server_fixtures import release
 
-    spec = v.RolloutSpec(key="k", release=release("d"), groups=("rest",), approval=True)
+    spec = v.RolloutSpec(key="k", release=release_of_letter("d"), groups=("rest",), approval=True)
     return start_rollout(database, spec, make_plan(database, spec), Path("app-d.bundle"), who)
 
 
@@ -257,6 +262,18 @@ def test_an_order_needs_its_role(
 
 def test_who_has_begun_a_rollout_does_not_approve_it(web: WebProcess, database: Database) -> None:
     number = begin_rollout(database, "anna (web)")
+    answer = visitor(web, "anna").send("/orders", order=f"approve:{number}", back="/")
+    assert answer.status == 409
+    assert "approved by somebody else" in answer.text
+
+
+def test_who_has_begun_a_rollout_does_not_approve_it_after_the_log_was_archived_either(
+    web: WebProcess, database: Database, tmp_path: Path
+) -> None:
+    number = begin_rollout(database, "anna (web)")
+    with database.write():  # as the server does
+        rollouts.set_applied(database, log.head(database)[0])
+    archive_log(database, tmp_path / "log.jsonl", keep_s=-1.0, who="ana")
     answer = visitor(web, "anna").send("/orders", order=f"approve:{number}", back="/")
     assert answer.status == 409
     assert "approved by somebody else" in answer.text
@@ -479,9 +496,11 @@ def read_to_end(stream: Events) -> None:
 
 def test_events_go_on_after_the_store_was_away(folder: Path) -> None:
     async def follow() -> None:
-        store = StoreThread(load_fleet(folder))
+        store = StoreThreads(load_fleet(folder))
         live = Live(store)
-        await store.run(Database.close)  # as a database does that is started anew
+        await asyncio.gather(  # as a database does that is started anew
+            *(store.run(Database.close) for _ in range(2 * store_threads.READERS))
+        )
         polling = asyncio.create_task(live.poll())
         assert await asyncio.wait_for(live.await_change(), 10.0)
         polling.cancel()
@@ -545,7 +564,8 @@ def test_the_document_is_valid_and_every_answer_is_as_it_says(web: WebProcess, t
      ("POST", "/rollouts/1/orders", '{"order": "approve"}', 403, "approver"),
      ("GET", f"/audit?before={10**30}", None, 400, "query"),
      ("POST", "/rollouts/plan", '{"bundle": "abc"}', 409, "no bundle"),
-     ("PATCH", "/devices/cam-1/labels", '{"changes": {"a,b": "c"}}', 409, "no label")],
+     ("PATCH", "/devices/cam-1/labels", '{"changes": {"a,b": "c"}}', 409, "no label"),
+     ("PATCH", "/devices/cam-1/labels", '{"changes": {"a=b": "c"}}', 409, "no key of a label")],
 )  # fmt: skip
 def test_the_api_says_why_not(
     web: WebProcess, token: str, method: str, path: str, body: str | None, status: int, reason: str
@@ -606,3 +626,49 @@ def test_each_page_has_a_row() -> None:
 def test_each_status_and_each_phase_has_a_colour() -> None:
     assert set(STATUS_KINDS) == set(v.STATUSES)
     assert set(PHASES) == set(get_args(v.DevicePhase))
+
+
+# -- bundles that are broken
+
+
+def test_a_bundle_that_is_missing_or_broken_is_named_and_stops_nothing(
+    folder: Path, web: WebProcess, token: str
+) -> None:
+    bundles = folder / "bundles"
+    bundles.mkdir()
+    try:
+        (bundles / f"{'e' * 64}.bundle").symlink_to(folder / "gone")
+        (bundles / f"{'f' * 64}.bundle").write_bytes(b"broken")
+        page = visitor(web, "otto").get("/rollouts/new")
+        assert page.status == 200
+        assert f"{'e' * 64}.bundle: No such file" in page.text
+        assert f"{'f' * 64}.bundle" in page.text
+        program = Visitor(web, headers={"authorization": f"Bearer {token}"})
+        assert program.get("/api/v1/bundles").text == "[]"
+    finally:
+        shutil.rmtree(bundles)
+
+
+def test_a_broken_bundle_is_unpacked_once(
+    folder: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "broken.bundle"
+    path.write_bytes(b"broken")
+    spec = release_of_letter("9")
+    with database.write():
+        rollouts.save_release(database, spec, path)
+    reads: list[Path] = []
+
+    def read(path: Path) -> None:
+        reads.append(path)
+        raise BundleError("it is broken")
+
+    monkeypatch.setattr(release, "unpacked", read)
+    visit = Visit({"sha256": spec.blob.sha256}, {}, accounts.Account("vera", "viewer"))
+    for _ in range(3):
+        view = release.draw_release(database, load_fleet(folder), visit)
+        assert "not known here: it is broken" in view.live
+    assert reads == [path]
+    path.write_bytes(b"another one")
+    release.draw_release(database, load_fleet(folder), visit)
+    assert reads == [path, path]

@@ -39,11 +39,15 @@ ON_FAILURE = (("pause", "pause"), ("rollback", "roll back"))
 
 def draw_new_rollout(database: Database, fleet: Fleet, visit: Visit) -> View:
     """Return the form, and below it the plan of what stands in it. Raises RolloutError."""
-    bundles = list_stored(fleet.folder)
-    if not bundles:
+    stored = list_stored(fleet.folder)
+    parts = [
+        paragraph(f"This bundle cannot be rolled out: {text}", "notice bad")
+        for text in stored.unreadable
+    ]
+    if not stored.bundles:
         text = "No bundle is published yet: `tandem fleet publish BUNDLE` does it."
-        return View("New rollout", Html(""), above=paragraph(text))
-    parts = [_form(bundles, visit)]
+        return View("New rollout", Html(""), above=join([*parts, paragraph(text)]))
+    parts.append(_form(stored.bundles, visit))
     if sha256 := visit.text("bundle"):
         request = request_of(visit.query)
         bundle = find_stored(fleet.folder, sha256)
