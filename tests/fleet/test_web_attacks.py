@@ -265,7 +265,15 @@ def test_no_form_leads_to_another_site(person: Visitor) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/orders", "/rollouts", "/devices/cam-1/labels", "/devices/cam-1/commands", "/bulk/labels"],
+    [
+        "/orders",
+        "/rollouts",
+        "/devices/cam-1/labels",
+        "/devices/cam-1/commands",
+        "/bulk/labels",
+        "/devices/cam-1/decommission",
+        "/devices/cam-1/enrol",
+    ],
 )
 def test_no_form_is_taken_without_its_token(person: Visitor, path: str) -> None:
     answer = person.ask("POST", path, "labels=site%3Devil&order=pause:1&op=restart&count=cam-1")

@@ -36,6 +36,9 @@ DesiredSigner = Callable[[Desired], bytes]
 SERVER = "server"
 COMMAND = "command"  # kind of the log's rows that say that a device was given a command
 DECOMMISSION = "decommission"  # kind of the log's rows that say that a device left the fleet
+ENROL = (
+    "enrol"  # kind of the log's rows that say that a board may enrol under the id of one that left
+)
 LABEL = "label"  # kind of the log's rows that say that labels have changed
 DOCUMENT = "desired"
 EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -53,6 +53,7 @@ from toolkit.fleet.web.frame import (
     is_csrf,
     own_path,
     part,
+    seen,
 )
 from toolkit.fleet.web.live import Live, events_after, read_place
 from toolkit.fleet.web.orders import FORMS, Form
@@ -71,7 +72,10 @@ ASSETS: Mapping[str, tuple[str, tuple[Path, ...]]] = {
         "text/css",
         (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css"),
     ),
-    "/static/page.js": ("text/javascript", (STATIC / "htmx.min.js", STATIC / "hx-sse.min.js")),
+    "/static/page.js": (
+        "text/javascript",
+        tuple(STATIC / name for name in ("htmx.min.js", "hx-sse.min.js", "lost.js")),
+    ),
 }
 MAX_BODY = 256 << 10  # bytes of a form
 MAX_FIELDS = 200
@@ -378,7 +382,8 @@ class Site:
             except Exception as error:  # noqa: BLE001  (each is answered)
                 refusal = _refusal_of(error)
             title = TITLES.get(refusal.status, "Not done")
-            page = draw_refusal(self._fleet.file.name, title, str(refusal))
+            back = own_path(urlsplit(request.headers.get("referer", "")).path or "/")
+            page = draw_refusal(self._fleet.file.name, title, str(refusal), back)
             return HTMLResponse(page, refusal.status, _retry_after(refusal))
 
         return guarded
@@ -478,7 +483,7 @@ def _visit(params: Mapping[str, str], query: list[tuple[str, str]], session: Ses
 def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: Database) -> str:
     """Return the live part of a page, or why there is none any more."""
     try:
-        return page.draw(database, fleet, visit).live
+        return seen(page.draw(database, fleet, visit).live)
     except TandemError as error:
         return paragraph(str(error), "notice bad")
 

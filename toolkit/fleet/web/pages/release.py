@@ -71,6 +71,8 @@ def _identity(path: Path) -> tuple[int, ...]:
 def _engine_rows(path: Path, _identity: tuple[int, ...]) -> tuple[EngineRows, ...] | str:
     """Return what runs where in each engine of a bundle, or why that cannot be read. A bundle is
     unpacked for it, so either is kept while the file stays as it is."""
+    if not _identity:
+        return f"{path} is gone"
     try:
         return _read_engine_rows(path)
     except (TandemError, OSError) as error:
