@@ -11,6 +11,7 @@ from toolkit.errors import FleetError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.web.access import TrustedProxy, is_loopback
 from toolkit.fleet.web.app import Site, SiteSettings
+from toolkit.fleet.web.connection import MAX_CONNECTIONS, BoundedConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,27 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def site_server(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> uvicorn.Server:
+    """Return what serves the site. Raises RolloutError: the store cannot be opened."""
+    site = Site(fleet, SiteSettings(tls=listen.certificate is not None, proxy=proxy))
+    config = uvicorn.Config(
+        site.application(),
+        host=listen.host,
+        port=listen.port,
+        ssl_certfile=listen.certificate,
+        ssl_keyfile=listen.key,
+        proxy_headers=False,
+        server_header=False,
+        http=BoundedConnection,
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    return _Server(config, site)
+
+
 def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> None:
     """Serve until a signal stops it.
 
@@ -54,22 +76,8 @@ def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) 
             f"{listen.host} is reached from other machines, and passwords would go there in the "
             "clear: give a certificate with its key, or listen at 127.0.0.1 behind a proxy"
         )
-    settings = SiteSettings(tls=listen.certificate is not None, proxy=proxy)
-    site = Site(fleet, settings)
-    config = uvicorn.Config(
-        site.application(),
-        host=listen.host,
-        port=listen.port,
-        ssl_certfile=listen.certificate,
-        ssl_keyfile=listen.key,
-        proxy_headers=False,
-        server_header=False,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=64 << 10,
-    )
     try:
-        _Server(config, site).run()
+        site_server(fleet, listen, proxy).run()
     except OSError as error:
         raise FleetError(
             f"cannot listen at {listen.host}:{listen.port}: {error.strerror}"
