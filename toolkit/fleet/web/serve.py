@@ -1,5 +1,6 @@
 """Runs the site on an address, over TLS where the fleet has certificates for it."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -9,6 +10,7 @@ import uvicorn
 from device.errors import ConfigError
 from toolkit.errors import FleetError
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.server.otlp import OtlpPush
 from toolkit.fleet.web.access import TrustedProxy, is_loopback
 from toolkit.fleet.web.app import Site, SiteSettings
 
@@ -44,8 +46,10 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> None:
-    """Serve until a signal stops it.
+def serve_site(
+    fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None, otlp: str | None = None
+) -> None:
+    """Serve until a signal stops it. `otlp`: the collector that its figures are sent to.
 
     Raises FleetError: passwords would cross a network in the clear, or the address is taken.
     """
@@ -69,7 +73,12 @@ def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) 
         h11_max_incomplete_event_size=64 << 10,
     )
     try:
-        _Server(config, site).run()
+        with ExitStack() as stack:
+            if otlp is not None:
+                push = OtlpPush(otlp, "tandem-fleet-web", site.figures)
+                push.start()
+                stack.callback(push.close)
+            _Server(config, site).run()
     except OSError as error:
         raise FleetError(
             f"cannot listen at {listen.host}:{listen.port}: {error.strerror}"
