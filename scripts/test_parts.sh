@@ -7,6 +7,7 @@ unset PYTHONDONTWRITEBYTECODE
 # What the tests start as programs or load from the system, by Debian package name.
 debian_packages=(
     chromium
+    curl
     mosquitto
     mosquitto-clients
     openssh-client
