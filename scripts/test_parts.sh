@@ -23,6 +23,7 @@ debian_packages=(
     gstreamer1.0-libav
     gir1.2-gst-rtsp-server-1.0
     gir1.2-gst-plugins-base-1.0
+    gstreamer1.0-python3-plugin-loader
     python3-gst-1.0
     python3-gi
     docker-registry
