@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from device.engine.file import open_engine
-from toolkit.cli.actions.calibration import range_options
+from toolkit.cli.actions.calibration import range_options, workers_of
 from toolkit.cli.actions.outputs import need_folders, print_page_path
 from toolkit.cli.actions.planning import plan_options
 from toolkit.cli.command import given
@@ -29,6 +29,7 @@ from toolkit.quantize.ranges.report_text import (
     ranges_builtins,
 )
 from toolkit.quantize.ranges.table_file import read_ranges
+from toolkit.workers import Workers
 
 
 def build(options: Build) -> None:
@@ -36,8 +37,8 @@ def build(options: Build) -> None:
     _refuse_two_sources(options)
     _refuse_unused(options)
     need_folders(options.ranges.save_table, options.html)
-    library_options = _library_options(options)
-    with progress_bar(options.model.name) as report:
+    with progress_bar(options.model.name) as report, workers_of(options.calibration) as workers:
+        library_options = _library_options(options, workers)
         source = ModelPath(options.model, options.source.inputs_as_nchw)
         out = options.out or source_path(source).with_suffix(".engine")
         result = build_engine(source, options.profile, out, library_options, report)
@@ -66,6 +67,7 @@ def _refuse_unused(options: Build) -> None:
             ("--budget", calibration.budget),
             ("--keep", calibration.keep),
             ("--resume", calibration.resume),
+            ("--workers", calibration.workers),
             ("--equalise", calibration.equalise),
             ("--bias-correction", calibration.bias_correction),
             ("--keep-float", calibration.keep_float),
@@ -86,14 +88,14 @@ def _refuse_unused(options: Build) -> None:
             )
 
 
-def _library_options(options: Build) -> BuildOptions:
+def _library_options(options: Build, workers: Workers | None) -> BuildOptions:
     source, table = options.source, options.ranges.table
     shapes, dims = source.shapes, options.dims
     return BuildOptions(
         precision=options.precision,
         jetpack=options.jetpack,
         data=options.data,
-        ranges=range_options(options.calibration),
+        ranges=range_options(options.calibration, workers),
         table=read_ranges(table, shapes=shapes, dims=dims, any_weight_scale=True).table
         if table
         else None,
