@@ -28,6 +28,7 @@ from toolkit.errors import WorkersError
 LOG = logging.getLogger(__name__)
 MAX_LOST = 8  # losses without a result in between
 MIN_LATE_S, LATE = 5.0, 3.0  # no result for so long, and so many times the longest pause
+CONNECT = "10s"  # to a scheduler
 REFUSED_S = 2.0  # that a worker waits once it has refused: others are to take its tasks
 
 K = TypeVar("K")
@@ -61,7 +62,7 @@ class Workers(AbstractContextManager["Workers"]):
         if executor is None:
             return
         processes = list((getattr(executor, "_processes", None) or {}).values()) if stop else []
-        executor.shutdown(wait=not stop, cancel_futures=True)
+        executor.shutdown(wait=not stop)  # what had not begun is cancelled already
         for process in processes:
             process.terminate()
 
@@ -194,11 +195,12 @@ def _dask(address: str) -> Executor:
             f"{address} is a scheduler of Dask, which is not installed: {pip_install('dask')}"
         ) from error
     try:
-        client: Any = Client
-        executor: Executor = client(address, timeout="10s").get_executor()
+        client: Any = Client(address, timeout=CONNECT)
     except (OSError, ValueError) as error:
         raise WorkersError(
             f"the scheduler {address} cannot be reached ({error}): start it with `dask scheduler`, "
             "or check its address"
         ) from error
+    executor: Executor = client.get_executor()
+    executor.shutdown = lambda *_, **__: client.close()  # type: ignore[method-assign]
     return executor
