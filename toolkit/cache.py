@@ -23,10 +23,10 @@ KINDS = {
     "kernels": "GPU kernels",
     "graphs": "graphs that workers calibrate",
     "shards": "calibration shards",
-    "tables": "calibration tables",
-    "engines": "engines with their plans and reports",
+    "engines": "engines with their tables, plans, tactics and reports",
 }
 _PACKAGES = ("toolkit", "calibration", "device", "pipelines", "configs")
+_DECIDING = frozenset({".py", ".toml", ".json"})
 _ROOT = Path(__file__).parents[1]
 
 
@@ -117,10 +117,11 @@ def trim(max_bytes: int) -> tuple[int, int]:
 
 @cache
 def code_version() -> str:
-    """Return the version of Tandem with a hash of its source files."""
+    """Return the version of Tandem with a hash of its sources, profiles and costs."""
     digest = hashlib.sha256()
     for package in _PACKAGES:
-        for path in sorted((_ROOT / package).rglob("*.py")):
+        files = [path for path in (_ROOT / package).rglob("*") if path.suffix in _DECIDING]
+        for path in sorted(files):
             digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     try:
         release = version("tandem-edge")

@@ -10,12 +10,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from concurrent.futures.process import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -67,45 +67,50 @@ class Workers(AbstractContextManager["Workers"]):
             process.terminate()
 
     def run(
-        self, function: Callable[..., bytes], tasks: Mapping[K, tuple[Any, ...]]
+        self,
+        function: Callable[..., bytes],
+        tasks: Mapping[K, tuple[Any, ...]],
+        *,
+        alike: bool = False,
     ) -> Iterator[tuple[K, bytes]]:
         """Yield the key and the result of each task as they end.
 
+        `alike`: tasks take about as long, so one that is late at the end is given out once more.
+
         Raises WorkersError: a task is lost or refused again and again, and what a task raises.
         """
-        missing = dict(tasks)
-        running: dict[Future[bytes], K] = {}
-        doubled: set[K] = set()
+        missing, running, doubled = dict(tasks), dict[Future[bytes], K](), set[K]()
         lost, longest, last = 0, 0.0, time.monotonic()
+
+        def submit(keys: Iterable[K]) -> None:
+            for key in keys:
+                running[self._submit(function, missing[key])] = key
+
         try:
             while missing:
-                present = set(running.values())
-                for key in [key for key in missing if key not in present]:
-                    running[self._submit(function, missing[key])] = key
+                submit(missing.keys() - set(running.values()))
                 limit = max(MIN_LATE_S, LATE * longest)
                 done, _ = wait(running, timeout=limit, return_when=FIRST_COMPLETED)
-                late = [] if done else [key for key in missing if key not in doubled]
-                for key in late:  # its worker is slow or gone: another may be quicker
-                    doubled.add(key)
-                    running[self._submit(function, missing[key])] = key
-                problem = ""
-                for future in done:
-                    key = running.pop(future)
-                    result, why = self._result(future)
-                    if result is None:
-                        problem = why
-                    elif missing.pop(key, None) is not None:
+                if alike and not done and 2 * len(missing) <= len(tasks):
+                    # A worker is slow or gone: another may be quicker.
+                    submit(missing.keys() - doubled)
+                    doubled |= missing.keys()
+                ended = [(running.pop(future), self._result(future)) for future in done]
+                for key, (result, _) in ended:
+                    if result is not None and missing.pop(key, None) is not None:
+                        _cancel(running, key)
                         now = time.monotonic()
                         lost, longest, last = 0, max(longest, now - last), now
                         yield key, result
+                problem = next((why for key, (_, why) in ended if why and key in missing), "")
+                lost += bool(problem)
                 if problem:
-                    lost += 1
                     LOG.warning("%s; what it had is run again", problem)
-                    if lost >= MAX_LOST:
-                        raise WorkersError(
-                            f"{problem}; {lost} times without a result in between, so the work "
-                            "cannot be done there: mend or remove these workers, and run it again"
-                        )
+                if lost >= MAX_LOST:
+                    raise WorkersError(
+                        f"{problem}; {lost} times without a result in between, so the work cannot "
+                        "be done there: mend or remove these workers, and run it again"
+                    )
         finally:
             for future in running:
                 future.cancel()
@@ -131,6 +136,13 @@ class Workers(AbstractContextManager["Workers"]):
         if answer.failure:
             raise WorkersError(answer.failure)
         return (None, answer.refused) if answer.refused else (answer.result, "")
+
+
+def _cancel(running: dict[Future[bytes], K], key: K) -> None:
+    """Cancel what is not needed any more, where it has not begun."""
+    for future in [one for one in running if running[one] == key]:
+        if future.cancel():
+            del running[future]
 
 
 def _answer(function: Callable[..., bytes], expected: str, arguments: tuple[Any, ...]) -> bytes:
@@ -189,13 +201,13 @@ def _start_process(parent: int) -> None:
 
 def _dask(address: str) -> Executor:
     try:
-        from distributed import Client
+        import distributed
     except ModuleNotFoundError as error:
         raise WorkersError(
             f"{address} is a scheduler of Dask, which is not installed: {pip_install('dask')}"
         ) from error
     try:
-        client: Any = Client(address, timeout=CONNECT)
+        client = cast(Any, distributed).Client(address, timeout=CONNECT)
     except (OSError, ValueError) as error:
         raise WorkersError(
             f"the scheduler {address} cannot be reached ({error}): start it with `dask scheduler`, "

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import onnx_ir as ir
 
 from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import IMPORTED
+from toolkit.cache import key_of
 from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
@@ -111,7 +113,13 @@ def _measured(front: Frontend, data: Source) -> Frontend:
     """Measure ranges over data; write them to a table where requested, refused ones marked."""
     front, range_options = to_measure(front)
     options, imported, graph = front.options, front.imported, front.prepared.model
-    ranges = measure_ranges(graph, data, imported.sha256, range_options, front.report)
+    known = {} if options.measured is None else options.measured
+    serialized = b"" if options.measured is None else ir.to_proto(graph).SerializeToString()
+    key = key_of(serialized, imported.sha256, repr(range_options), repr(data))
+    ranges = known.get(key)
+    if ranges is None:
+        ranges = measure_ranges(graph, data, imported.sha256, range_options, front.report)
+        known[key] = ranges
     if options.save_table is not None:
         write_table(Path(options.save_table), ranges.table)
     if not options.accept_loss:

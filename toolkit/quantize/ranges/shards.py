@@ -187,7 +187,7 @@ def shards_of_workers(
     )
     text = msgspec.json.encode(job).decode()
     tasks = {place: (text, key, *place) for place, key in missing.items()}
-    for (start, stop), content in workers.run(observe_shard, tasks):
+    for (start, stop), content in workers.run(observe_shard, tasks, alike=True):
         write_entry("shards", missing[start, stop], content)
         yield decode_shard(content, "a shard of a worker")
         done += stop - start
