@@ -5,6 +5,8 @@ import os
 # Triton decides when it is imported whether kernels are interpreted. PyTorch, too, imports it, so
 # this comes before any test module. Workers that compile drop it from their environment.
 os.environ["TRITON_INTERPRET"] = "1"
+# A test of a build is to see one, not what another test has built.
+os.environ["TANDEM_REBUILD"] = "1"
 
 import contextlib
 import gc

@@ -14,6 +14,7 @@ LICENCES = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| (?:everywhere|Python|`)", 
 EXTRAS = (
     "web",
     "camera",
+    "dask",
     "portable",
     "fleet",
     "postgresql",
