@@ -45,9 +45,15 @@ class Histogram:
         yield f"{name}_count {sum(counts)}"
 
 
-def render(families: Iterable[Family], histograms: Iterable[Histogram] = ()) -> str:
+def render(
+    families: Iterable[Family], histograms: Iterable[Histogram] = (), *, prefix: str = "tandem_"
+) -> str:
     """Return the text of all figures; a family without rows is left out."""
-    lines = [line for family in families for line in _family(*family)]
+    lines = [
+        line
+        for name, kind, about, rows in families
+        for line in _family(prefix + name, kind, about, rows)
+    ]
     lines += [line for histogram in histograms for line in histogram.lines()]
     return "\n".join(lines) + "\n"
 
@@ -89,11 +95,11 @@ class _Handler(BaseHTTPRequestHandler):
 def _family(name: str, kind: str, about: str, rows: Rows) -> Iterable[str]:
     if not rows:
         return
-    yield f"# HELP tandem_{name} {about}"
-    yield f"# TYPE tandem_{name} {kind}"
+    yield f"# HELP {name} {about}"
+    yield f"# TYPE {name} {kind}"
     for labels, value in rows:
         text = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items() if one)
-        yield f"tandem_{name}{f'{{{text}}}' if text else ''} {_number(value)}"
+        yield f"{name}{f'{{{text}}}' if text else ''} {_number(value)}"
 
 
 def _escaped(text: str) -> str:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "THIRD_PARTY.md").read_text()
 LICENCES = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| (?:everywhere|Python|`)", TEXT, re.M))
 EXTRAS = (
+    "serve",
     "web",
     "camera",
     "portable",
@@ -27,6 +28,7 @@ EXTRAS = (
 # What packages write in place of an SPDX expression.
 SPDX = {
     "Apache 2.0": "Apache-2.0",
+    "3-Clause BSD License": "BSD-3-Clause",
     "BSD": "BSD-3-Clause",  # pyserial: its LICENSE.txt has three clauses
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
     "License :: OSI Approved :: MIT License": "MIT",
