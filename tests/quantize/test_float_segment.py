@@ -12,7 +12,7 @@ import tensorrt_fixtures
 from legalize_graphs import Net, node
 from random_networks import Growing
 
-import toolkit.engine.tensorrt
+from toolkit.engine import tensorrt
 from toolkit.graph.extract import ExtractedSegment, extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.quantize.qdq.float_segment import float_segment
