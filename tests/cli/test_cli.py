@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from model_fixtures import small_convnet
 from msgspec import UNSET
 
-from toolkit.cli import main as cli_main
 from device.engine.file import open_engine
+from toolkit.cli import main as cli_main
 from toolkit.cli.main import COMMANDS
 
 
