@@ -219,6 +219,21 @@ def __dir__() -> list[str]:
     return __all__
 
 
+def command() -> None:
+    """Run `tandem`."""
+    import_module("toolkit.cli.main").main()
+
+
+def agent() -> int:
+    """Run `tandem-agent`; return its exit status."""
+    return int(import_module("device.agent.__main__").main())
+
+
+def pipeline() -> int:
+    """Run `tandem-pipeline`, the pipeline of a bundle where no agent is; return its exit status."""
+    return int(import_module("pipelines.__main__").main())
+
+
 @cache
 def _claim_packages() -> None:
     """Let the names of Tandem's packages mean those beside this file, whatever is on sys.path.

@@ -17,7 +17,7 @@ from device.start.command import module_command
 from device.start.packages import NAMES
 
 ROOT = Path(__file__).parents[2]
-ENTRY_POINTS = {"tandem": "toolkit.cli.main", "tandem-agent": "device.agent.__main__"}
+ENTRY_POINTS = {"tandem": "command", "tandem-agent": "agent", "tandem-pipeline": "pipeline"}
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The entry points, as pip writes them."""
     folder = tmp_path_factory.mktemp("bin")
-    for name, module in ENTRY_POINTS.items():
-        text = f"import sys\nfrom {module} import main\nsys.exit(main())\n"
+    for name, function in ENTRY_POINTS.items():
+        text = f"import sys\nfrom tandem import {function}\nsys.exit({function}())\n"
         (folder / name).write_text(text)
     return folder
 
@@ -58,6 +58,7 @@ def run(
         ("tandem", "bench", "net.engine", "--iterations", "2"),  # of the build before
         ("tandem", "profiles"),
         ("tandem-agent", "--help"),
+        ("tandem-pipeline", "--help"),
     ],
     ids=" ".join,
 )
