@@ -5,6 +5,10 @@ import os
 # Triton decides when it is imported whether kernels are interpreted. PyTorch, too, imports it, so
 # this comes before any test module. Workers that compile drop it from their environment.
 os.environ["TRITON_INTERPRET"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: more threads of PyTorch and OpenBLAS would spin as they wait.
+    for library in ("OMP", "OPENBLAS"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 import contextlib
 import gc
