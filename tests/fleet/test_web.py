@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import urlencode
 
-import msgspec
 import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
 from fleet_server_fixtures import release as release_of_letter

@@ -37,11 +37,11 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
         super().__init__(config)
-        self._site = site
+        self.site = site
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called with the signal."""
-        self._site.end()
+        self.site.end()
         super().handle_exit(sig, frame)
 
 
