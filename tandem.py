@@ -22,6 +22,9 @@ On the board and on the host:
                      one by one
     load_model, load_labels, read_image, preprocess, decode, view_of
                     the steps of a pipeline one by one, as a model file describes them
+Elsewhere:
+    fleet           `fleet.Client`, the API of `tandem fleet web`; also `from tandem.fleet import
+                    Client`
 
 Every error that a caller can cause is a `TandemError`. A name is imported when it is first used: on
 a board, without onnx, `open_session` and `run_pipeline` work, and the host's names raise
@@ -35,6 +38,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
         plan,
         plan_text,
     )
+    from toolkit.fleet import client as fleet
     from toolkit.network import (
         ActivationType,
         ElementWiseOperation,
@@ -166,6 +171,7 @@ __all__ = [
     "build",
     "calibrate",
     "decode",
+    "fleet",
     "load_labels",
     "load_model",
     "load_plugins",
@@ -194,9 +200,38 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of this modu
         globals()[name] = value
         return value
 
+    def _of_fleet(name: str) -> object:
+        if name != "Client":
+            raise AttributeError(f"module 'tandem.fleet' has no attribute {name!r}")
+        _claim_packages()
+        from toolkit.fleet.client import Client
+
+        fleet.Client = Client
+        return Client
+
+    fleet = ModuleType("tandem.fleet", "A fleet for programs: `Client`.")
+    fleet.__getattr__ = _of_fleet
+    fleet.__all__ = ["Client"]
+    sys.modules[fleet.__name__] = fleet  # as os.path is: this file is no package
+
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def command() -> None:
+    """Run `tandem`."""
+    import_module("toolkit.cli.main").main()
+
+
+def agent() -> int:
+    """Run `tandem-agent`; return its exit status."""
+    return int(import_module("device.agent.__main__").main())
+
+
+def pipeline() -> int:
+    """Run `tandem-pipeline`, the pipeline of a bundle where no agent is; return its exit status."""
+    return int(import_module("pipelines.__main__").main())
 
 
 @cache

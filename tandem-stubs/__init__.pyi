@@ -47,4 +47,6 @@ from toolkit.network import Tensor as Tensor
 from toolkit.network import TopKOperation as TopKOperation
 from toolkit.network import UnaryOperation as UnaryOperation
 
+from . import fleet as fleet
+
 __version__: str

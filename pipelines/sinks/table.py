@@ -19,6 +19,7 @@ from pipelines.sink_config import (
     JsonlSink,
     MqttSink,
     PrometheusSink,
+    Ros2Sink,
     SerialSink,
     SinkConfig,
     SnapshotSink,
@@ -131,6 +132,12 @@ class VideoOut(AbstractContextManager["VideoOut"]):
         writer.write(frame.image, lambda: draw_result(result, self._models), frame.fps)
 
 
+def _open_ros2(config: Ros2Sink, context: SinkContext) -> Sink:
+    from pipelines.sinks.ros2 import Ros2Out
+
+    return Ros2Out(config, context)
+
+
 SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {
     MqttSink: MqttOut,
     JsonlSink: JsonlOut,
@@ -138,4 +145,5 @@ SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {
     SnapshotSink: SnapshotOut,
     SerialSink: SerialOut,
     PrometheusSink: PrometheusOut,
+    Ros2Sink: _open_ros2,
 }

@@ -17,7 +17,7 @@ from device.start.command import module_command
 from device.start.packages import NAMES
 
 ROOT = Path(__file__).parents[2]
-ENTRY_POINTS = {"tandem": "toolkit.cli.main", "tandem-agent": "device.agent.__main__"}
+ENTRY_POINTS = {"tandem": "command", "tandem-agent": "agent", "tandem-pipeline": "pipeline"}
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The entry points, as pip writes them."""
     folder = tmp_path_factory.mktemp("bin")
-    for name, module in ENTRY_POINTS.items():
-        text = f"import sys\nfrom {module} import main\nsys.exit(main())\n"
+    for name, function in ENTRY_POINTS.items():
+        text = f"import sys\nfrom tandem import {function}\nsys.exit({function}())\n"
         (folder / name).write_text(text)
     return folder
 
@@ -58,6 +58,7 @@ def run(
         ("tandem", "bench", "net.engine", "--iterations", "2"),  # of the build before
         ("tandem", "profiles"),
         ("tandem-agent", "--help"),
+        ("tandem-pipeline", "--help"),
     ],
     ids=" ".join,
 )
@@ -133,12 +134,31 @@ def test_import_tandem_alone_loads_none_of_its_packages() -> None:
 
 
 def test_every_name_of_the_api_is_there_and_has_a_docstring() -> None:
-    assert set(tandem.__all__) == {*tandem._MODULES, "__version__"}
+    assert set(tandem.__all__) == {*tandem._MODULES, "__version__", "fleet"}
     assert list(tandem.__all__) == sorted(tandem.__all__)
     stubs = (ROOT / "tandem-stubs/__init__.pyi").read_text()
     rows = re.findall(r"^from ([\w.]+) import (\w+) as \2$", stubs, re.M)
-    assert {name: module for module, name in rows} == tandem._MODULES
+    assert {name: module for module, name in rows} == {**tandem._MODULES, "fleet": "."}
     undocumented = [name for name in tandem._MODULES if not getattr(tandem, name).__doc__]
     assert undocumented == []
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         tandem.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tandem; print(tandem.fleet.Client)",
+        "from tandem.fleet import Client; print(Client)",
+        "import tandem.fleet as fleet; print(fleet.Client)",
+    ],
+)
+def test_the_client_of_a_fleet_is_there_without_the_compiler(tmp_path: Path, code: str) -> None:
+    program = f"{code}; import sys; assert not {{'onnx', 'numpy'}} & set(sys.modules)"
+    done = run(tmp_path, sys.executable, "-c", program)
+    assert done.stdout == "<class 'toolkit.fleet.client.Client'>\n", done.stderr
+
+
+def test_a_fleet_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match=r"'tandem\.fleet' has no attribute 'nonsense'"):
+        tandem.fleet.nonsense  # type: ignore[attr-defined]  # noqa: B018

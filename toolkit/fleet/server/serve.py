@@ -26,7 +26,8 @@ from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.server.answers import Answers
 from toolkit.fleet.server.control import Control
-from toolkit.fleet.server.metrics import Meters, MetricsListener
+from toolkit.fleet.server.metrics import Meters, MetricsListener, ServerFigures
+from toolkit.fleet.server.otlp import OtlpPush
 from toolkit.fleet.server.refresher import Refresher
 from toolkit.fleet.server.silence import Watch
 from toolkit.fleet.store import lease
@@ -116,15 +117,18 @@ class FleetServer:
         sign: Callable[[Desired], bytes] | None = None,
         services: Sequence[ServiceFactory] = SERVICES,
         metrics: tuple[str, int] | None = None,
+        otlp: str | None = None,
     ) -> None:
         """`sign` makes the payload of a desired document, by default as `signer_of` says;
-        `metrics`: where Prometheus finds its figures, None: nowhere."""
+        `metrics`: where Prometheus finds its figures, `otlp`: the collector that they are sent to,
+        None: nowhere."""
         self._fleet = fleet
         self._sign = sign or signer_of(fleet)
         self._reader = reader_of(fleet)
         self._services = services
         self._holder = lease.holder_name()
         self._metrics = metrics
+        self._otlp = otlp
         self._meters = Meters()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
@@ -143,10 +147,15 @@ class FleetServer:
         """Work until `stopped` is set; RolloutError: the store, or another server took over."""
         with ExitStack() as stack:
             database = stack.enter_context(closing(self._fleet.open_store()))
+            figures = ServerFigures(self._fleet, self._meters)
+            tellers: list[MetricsListener | OtlpPush] = []
             if self._metrics is not None:
-                listener = MetricsListener(self._fleet, self._meters, self._metrics)
-                listener.start()
-                stack.callback(listener.close)
+                tellers.append(MetricsListener(figures.read, self._metrics))
+            if self._otlp is not None:
+                tellers.append(OtlpPush(self._otlp, "tandem-fleet-server", figures.read))
+            for teller in tellers:
+                teller.start()
+                stack.callback(teller.close)
             if not self._await_lease(database, stopped):
                 return
             self._meters.holds_lease = True

@@ -22,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from device.errors import TandemError
+from pipelines.metrics import CONTENT_TYPE, Figures, render
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.store.accounts import (
     Account,
@@ -56,6 +57,7 @@ from toolkit.fleet.web.frame import (
     seen,
 )
 from toolkit.fleet.web.live import Live, events_after, read_place
+from toolkit.fleet.web.meters import Meters, MetersMiddleware
 from toolkit.fleet.web.orders import FORMS, Form
 from toolkit.fleet.web.pages import PAGES, Page
 from toolkit.fleet.web.pages.answer import command_of, draw_answer
@@ -116,6 +118,7 @@ class Site:
         self._live = Live(self._store)
         self._limit = SignInLimit()
         self._streams: Counter[str] = Counter()
+        self._meters = Meters()
         self._hashing = asyncio.Semaphore(MAX_HASHING)
 
     def application(self) -> ASGIApp:
@@ -124,6 +127,7 @@ class Site:
             Route("/sign-in", self._guarded(self._show_sign_in), methods=["GET"]),
             Route("/sign-in", self._guarded(self._sign_in), methods=["POST"]),
             Route("/sign-out", self._guarded(self._sign_out), methods=["POST"]),
+            Route("/metrics", self._answered(self._metrics), methods=["GET"]),
             Route("/live", self._guarded(self._follow), methods=["GET"]),
             *(Route(path, _send_asset, methods=["GET"]) for path in ASSETS),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -141,13 +145,18 @@ class Site:
             routes=routes,
             lifespan=self._lifespan,
             exception_handlers={404: self._refuse, 405: self._refuse},
-            middleware=[Middleware(HeadersMiddleware, tls=self._settings.tls),
+            middleware=[Middleware(MetersMiddleware, meters=self._meters),
+                Middleware(HeadersMiddleware, tls=self._settings.tls),
                 Middleware(GZipMiddleware, minimum_size=1000)],
         )  # fmt: skip
 
     def end(self) -> None:
         """End the streams of live events, which would go on for ever."""
         self._live.is_ending = True
+
+    def figures(self) -> Figures:
+        """Return what the site counts and times of itself."""
+        return self._meters.read(sum(self._streams.copy().values()), self._live.changed_s)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -328,6 +337,11 @@ class Site:
             )
 
         return answered
+
+    async def _metrics(self, request: Request) -> Response:
+        """Answer Prometheus, which has a token."""
+        await self._store.run(find_token, request)
+        return Response(render(self.figures()), media_type=CONTENT_TYPE)
 
     # -- people
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -55,6 +56,7 @@ class Live:
         self._mark = ""
         self._changed = asyncio.Event()  # another one after each change
         self._drawn: dict[tuple[str, str], Drawn] = {}
+        self.changed_s = time.time()  # when the store was last seen to change
         self.is_ending = False  # set where the site stops: streams end within POLL_S
 
     async def mark(self) -> str:
@@ -71,6 +73,8 @@ class Live:
                 mark = await self._store.run(_mark)
             except TandemError as error:
                 LOG.warning("%s", error)
+            if _place_in(mark) != _place_in(self._mark):
+                self.changed_s = time.time()
             if mark != self._mark or self.is_ending:
                 self._mark = mark
                 self._changed.set()  # all who wait go on
@@ -164,3 +168,7 @@ def _mark(database: Database) -> str:
     """Return what tells one state of the store from another: changes, and that time passes."""
     place = read_place(database, "")
     return f"{place}-{int(database.now_s() / AGE_S)}"
+
+
+def _place_in(mark: str) -> str:
+    return mark.rpartition("-")[0]

@@ -1,5 +1,6 @@
 """Runs the site on an address, over TLS where the fleet has certificates for it."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -9,6 +10,7 @@ import uvicorn
 from device.errors import ConfigError
 from toolkit.errors import FleetError
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.server.otlp import OtlpPush
 from toolkit.fleet.web.access import TrustedProxy, is_loopback
 from toolkit.fleet.web.app import Site, SiteSettings
 from toolkit.fleet.web.connection import MAX_CONNECTIONS, BoundedConnection
@@ -32,7 +34,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class _Server(uvicorn.Server):
+class SiteServer(uvicorn.Server):
     """Ends streams first where a signal stops it: it waits for requests that have begun."""
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
@@ -45,7 +47,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def site_server(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> uvicorn.Server:
+def site_server(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> SiteServer:
     """Return what serves the site. Raises RolloutError: the store cannot be opened."""
     site = Site(fleet, SiteSettings(tls=listen.certificate is not None, proxy=proxy))
     config = uvicorn.Config(
@@ -63,11 +65,13 @@ def site_server(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None)
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=64 << 10,
     )
-    return _Server(config, site)
+    return SiteServer(config, site)
 
 
-def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> None:
-    """Serve until a signal stops it.
+def serve_site(
+    fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None, otlp: str | None = None
+) -> None:
+    """Serve until a signal stops it. `otlp`: the collector that its figures are sent to.
 
     Raises FleetError: passwords would cross a network in the clear, or the address is taken.
     """
@@ -77,7 +81,13 @@ def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) 
             "clear: give a certificate with its key, or listen at 127.0.0.1 behind a proxy"
         )
     try:
-        site_server(fleet, listen, proxy).run()
+        server = site_server(fleet, listen, proxy)
+        with ExitStack() as stack:
+            if otlp is not None:
+                push = OtlpPush(otlp, "tandem-fleet-web", server.site.figures)
+                push.start()
+                stack.callback(push.close)
+            server.run()
     except OSError as error:
         raise FleetError(
             f"cannot listen at {listen.host}:{listen.port}: {error.strerror}"
