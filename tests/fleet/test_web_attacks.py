@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 from fleet_server_fixtures import device_row, write_fleet
+from postgresql_fixtures import postgresql
 from web_fixtures import PASSWORD, Visitor, WebThread, add_people, web_thread
 
 from toolkit.fleet.fleet_folder import load_fleet
@@ -102,6 +105,38 @@ def test_when_the_whole_store_hangs_each_is_told_and_the_page_goes_on_after_it(
     until_s = time.monotonic() + PATIENCE_S
     while person.get("/devices").status != 200:
         assert time.monotonic() < until_s
+
+
+def test_a_postgresql_that_stands_still_is_told_and_the_page_goes_on_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    monkeypatch.setattr(store_threads, "WAIT_S", 1.0)
+    with postgresql() as url:
+        folder = write_fleet(tmp_path / "fleet", 1, store=url)
+        with contextlib.closing(load_fleet(folder).open_store()) as database:
+            accounts.add_account(database, "otto", "operator", PASSWORD)
+            secret = accounts.open_session(database, "otto")
+        with web_thread(folder) as web, psycopg.connect(url) as watcher:
+            person = Visitor(web, {COOKIE: secret})
+            assert person.get("/devices").status == 200
+            backends = watcher.execute(
+                "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                " AND backend_type = 'client backend'"
+            ).fetchall()
+            for (pid,) in backends:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                # Connections that are new may be answered, those that stand still are not.
+                answers = [person.get("/devices").status for _ in range(store_threads.READERS + 1)]
+                assert 503 in answers
+                assert Visitor(web).get("/sign-in").status == 200
+            finally:
+                for (pid,) in backends:
+                    os.kill(pid, signal.SIGCONT)
+            until_s = time.monotonic() + PATIENCE_S
+            while person.get("/devices").status != 200:
+                assert time.monotonic() < until_s
 
 
 # -- connections

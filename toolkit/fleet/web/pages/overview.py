@@ -19,7 +19,7 @@ from toolkit.fleet.store.devices import load_ear
 from toolkit.fleet.store.presence import PresenceSample, load_samples
 from toolkit.fleet.web.frame import View, link, part
 from toolkit.fleet.web.pages.devices import STATE_KINDS, problems_text, state_badge
-from toolkit.fleet.web.pages.rollouts import draw_progress, server_notice
+from toolkit.fleet.web.pages.rollouts import draw_progress, new_rollout_link, server_notice
 from toolkit.fleet.web.visit import Visit
 from toolkit.html.markup import Html, Number, heading, join, markup, paragraph, table
 
@@ -47,6 +47,8 @@ def draw_overview(database: Database, fleet: Fleet, visit: Visit) -> View:
     parts.append(_day(load_samples(database, database.now_s() - DAY_S)))
     parts += _outages(read_outages(database), ear.until_s)
     parts.append(heading("Rollouts under way"))
+    if visit.account.may("operator"):
+        parts.append(new_rollout_link())
     parts += [draw_progress(view, visit.account) for view in reversed(rollouts)]
     if not rollouts:
         parts.append(Html("<p class=muted>None. <a href=/rollouts>All rollouts</a></p>"))

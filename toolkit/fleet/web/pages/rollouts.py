@@ -51,7 +51,7 @@ def draw_rollouts(database: Database, _fleet: Fleet, visit: Visit) -> View:
     rows = rollout_page(database, before=visit.number("before"), limit=PAGE_ROWS)
     parts = [server_notice(database)]
     if visit.account.may("operator"):
-        parts.append(Html('<p><a class=button href="/rollouts/new">New rollout</a></p>'))
+        parts.append(new_rollout_link())
     if rows:
         parts.append(table("Rollouts, the newest first", COLUMNS, map(_row, rows), sortable=False))
     else:
@@ -60,6 +60,11 @@ def draw_rollouts(database: Database, _fleet: Fleet, visit: Visit) -> View:
         older = link("Older", "/rollouts", {"before": str(rows[-1].number)})
         parts.append(Html(f"<p>{older}</p>"))
     return View("Rollouts", join(parts))
+
+
+def new_rollout_link() -> Html:
+    """Return the button that leads to the form of a rollout."""
+    return Html('<p><a class=button href="/rollouts/new">New rollout</a></p>')
 
 
 COLUMNS = ("Rollout", "Release", "Profile", "Status", "Live", "Of", "Begun")
@@ -139,7 +144,7 @@ def draw_order(database: Database, _fleet: Fleet, visit: Visit) -> View:
     for group in view.groups:
         phases.update(group.phases)
     has = sum(phases[phase] for phase in ("live", "silent", "sent", "failed", "timed_out"))
-    text, then = PLANNED[word]
+    text, then, note = PLANNED[word]
     about = {
         "Rollout": join([f"{number}: {view.name} {view.version} ", status_badge(view)]),
         then: f"{has:,} devices",
@@ -151,14 +156,20 @@ def draw_order(database: Database, _fleet: Fleet, visit: Visit) -> View:
         f"<p class=buttons><button class=dangerous>{text} rollout {number}</button>"
         f'<a class=button href="/rollouts/{number}">Leave it as it is</a></p></form>'
     )
-    return View(f"{text} rollout {number}?", Html(""), above=join([facts(about), form]))
+    return View(
+        f"{text} rollout {number}?", Html(""), above=join([facts(about), paragraph(note), form])
+    )
 
 
-# Order that is planned first -> the text of its button, and what becomes of devices that have the
-# release or are getting it.
-PLANNED: Mapping[str, tuple[str, str]] = {
-    "abort": ("End", "Keep what they have"),
-    "rollback": ("Roll back", "Go back to what they ran before"),
+# Order that is planned first -> the text of its button, what becomes of devices that have the
+# release or are getting it, and what else is to be known.
+PLANNED: Mapping[str, tuple[str, str, str]] = {
+    "abort": ("End", "Keep what they have", "It cannot be resumed; it can still be rolled back."),
+    "rollback": (
+        "Roll back",
+        "Go back to what they ran before",
+        "Those that ran no release of this fleet before stay as they are.",
+    ),
 }
 
 
