@@ -8,6 +8,12 @@ unset PYTHONDONTWRITEBYTECODE
 debian_packages=(
     chromium
     curl
+    cyclonedds-dev
+    cyclonedds-tools
+    default-jre-headless
+    fastddsgen
+    g++
+    libfastrtps-dev
     mosquitto
     mosquitto-clients
     openssh-client
