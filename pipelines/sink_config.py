@@ -94,7 +94,41 @@ class PrometheusSink(Value, frozen=True, kw_only=True, tag="prometheus", tag_fie
     host: str = "127.0.0.1"
 
 
-SinkConfig = Union[MqttSink, JsonlSink, VideoSink, SnapshotSink, SerialSink, PrometheusSink]  # noqa: UP007  (read by msgspec on 3.10)
+class McapSink(Value, frozen=True, kw_only=True, tag="mcap", tag_field="kind"):
+    """Record pictures, results and figures as messages of ROS 2 in MCAP files.
+
+    `quality`: of the JPEG pictures. `max_mb` and `max_s`: then the next file is begun.
+    """
+
+    path: str
+    quality: Annotated[int, Meta(ge=1, le=100)] = 85
+    max_mb: Positive = 1024
+    max_s: PositiveFloat = 600.0
+    models: tuple[str, ...] = ()
+
+
+class FoxgloveSink(Value, frozen=True, kw_only=True, tag="foxglove", tag_field="kind"):
+    """Serve pictures, results and figures to Foxglove at ws://HOST:PORT; port 0 takes a free one.
+
+    `quality`: of the JPEG pictures, which are made while somebody looks.
+    """
+
+    port: Port = 8765
+    host: str = "127.0.0.1"
+    quality: Annotated[int, Meta(ge=1, le=100)] = 85
+    models: tuple[str, ...] = ()
+
+
+SinkConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
+    MqttSink,
+    JsonlSink,
+    VideoSink,
+    SnapshotSink,
+    SerialSink,
+    PrometheusSink,
+    McapSink,
+    FoxgloveSink,
+]
 
 
 def resource_of(config: SinkConfig) -> tuple[str, object] | None:
@@ -102,11 +136,11 @@ def resource_of(config: SinkConfig) -> tuple[str, object] | None:
     match config:
         case MqttSink():
             return "broker's topics", ""
-        case PrometheusSink():
+        case PrometheusSink() | FoxgloveSink():
             return ("port", config.port) if config.port else None
         case SerialSink():
             return "serial port", config.port
-        case JsonlSink() | VideoSink():
+        case JsonlSink() | VideoSink() | McapSink():
             return "file", config.path
         case SnapshotSink():
             return None

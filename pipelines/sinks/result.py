@@ -124,7 +124,7 @@ class SinkContext:
 
     `labels`: of the model whose objects are followed, `models`: of each model on frames, by name;
     `cameras`: the ids of the sources; `lost_s`: after how long an object has gone that was not
-    seen.
+    seen; `about`: what a recording says of the engines.
     """
 
     labels: Sequence[str]
@@ -134,6 +134,7 @@ class SinkContext:
     cameras: Sequence[str] = ("",)
     lost_s: float = 1.0
     models: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 class Sink(AbstractContextManager[Any], Protocol):
