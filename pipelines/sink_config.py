@@ -13,6 +13,13 @@ from pipelines.value import Fraction, Name, Positive, PositiveFloat, Value
 Byte = Annotated[int, Meta(ge=1, le=255)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Format = Literal["tandem", "ros2"]
+Ros2Wire = Literal["zenoh", "dds"]
+Ros2Qos = Literal["sensor_data", "reliable", "transient_local"]
+Ros2Distro = Literal["humble", "jazzy", "kilted"]
+Ros2Topic = Literal[
+    "detections", "detections_3d", "annotations", "overlay", "labels", "diagnostics"
+]
+RosName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class MqttSink(Value, frozen=True, kw_only=True, tag="mqtt", tag_field="kind"):
@@ -119,6 +126,31 @@ class FoxgloveSink(Value, frozen=True, kw_only=True, tag="foxglove", tag_field="
     models: tuple[str, ...] = ()
 
 
+class Ros2Sink(Value, frozen=True, kw_only=True, tag="ros2", tag_field="kind"):
+    """Publish results as messages of ROS 2, without ROS.
+
+    `connect`: for Zenoh locators of routers and peers, for DDS addresses of computers; "multicast"
+    among them finds others that are near. `distro`: the release of ROS 2 on the other side.
+    `frame_id`, `camera_info`: `{camera}` in them is the id of the source. `camera_info`: the file
+    of a calibration, as ROS 2's camera_calibration writes it. `controls`: parameters of the node
+    may pause detection and raise the threshold.
+    """
+
+    wire: Ros2Wire = "zenoh"
+    topics: tuple[Ros2Topic, ...] = ("detections",)
+    node: RosName = "tandem"
+    namespace: Annotated[str, Meta(pattern="^(/[A-Za-z_][A-Za-z0-9_]*)*$")] = ""
+    domain: Annotated[int, Meta(ge=0, le=232)] = 0
+    distro: Ros2Distro = "jazzy"
+    connect: tuple[str, ...] = ()
+    qos: Ros2Qos = "sensor_data"
+    max_hz: PositiveFloat = 30.0
+    frame_id: str = ""
+    camera_info: str = ""
+    controls: bool = False
+    models: tuple[str, ...] = ()
+
+
 SinkConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
     MqttSink,
     JsonlSink,
@@ -128,6 +160,7 @@ SinkConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
     PrometheusSink,
     McapSink,
     FoxgloveSink,
+    Ros2Sink,
 ]
 
 
@@ -142,5 +175,7 @@ def resource_of(config: SinkConfig) -> tuple[str, object] | None:
             return "serial port", config.port
         case JsonlSink() | VideoSink() | McapSink():
             return "file", config.path
+        case Ros2Sink():
+            return "ROS 2 node", (config.wire, config.domain, config.namespace, config.node)
         case SnapshotSink():
             return None

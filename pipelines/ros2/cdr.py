@@ -178,8 +178,7 @@ class _Source:
             run.values.append(f"len({text}) + 1, {text}")
         elif not field.nested:
             run.pieces.append(CODES[field.type])
-            default = field.default if field.type.startswith("float") else int(field.default)
-            run.values.append(f"{get}, {default!r})")
+            run.values.append(f"{get}, {field.default!r})")
         elif len(codes := list(_codes(field.type))) > LARGE and len(set(codes)) == 1:
             self._large(field.type, codes, self._new(f"{get})"))
         else:

@@ -126,6 +126,8 @@ DEFINITIONS: dict[str, str] = {
     "rcl_interfaces/msg/ListParametersResult": "string[] names\nstring[] prefixes\n",
     "rcl_interfaces/srv/GetParameters_Request": "string[] names\n",
     "rcl_interfaces/srv/GetParameters_Response": "rcl_interfaces/ParameterValue[] values\n",
+    "rcl_interfaces/srv/GetParameterTypes_Request": "string[] names\n",
+    "rcl_interfaces/srv/GetParameterTypes_Response": "uint8[] types\n",
     "rcl_interfaces/srv/SetParameters_Request": "rcl_interfaces/Parameter[] parameters\n",
     "rcl_interfaces/srv/SetParameters_Response": "rcl_interfaces/SetParametersResult[] results\n",
     "rcl_interfaces/srv/ListParameters_Request": "string[] prefixes\nuint64 depth\n",
@@ -184,7 +186,9 @@ def _parse(line: str) -> Field:
     count = int(size) if size and not bounded else None
     bound = None if size is None or count is not None else int(size or 0)
     full_name = f"{package}/msg/{message}" if package else message
-    return Field(name, full_name, count, bound, float(default or 0))
+    return Field(
+        name, full_name, count, bound, float(default or 0) if kind.startswith("float") else 0
+    )
 
 
 @cache

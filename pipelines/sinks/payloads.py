@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from pipelines.sink_config import JsonlSink, MqttSink
 from pipelines.sinks.events import Event, encode_event
 from pipelines.sinks.result import FrameResult
-from pipelines.sinks.ros2_messages import detections_2d
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -22,6 +21,8 @@ _ENCODER = msgspec.json.Encoder()
 def payload_of(result: FrameResult, config: JsonlSink | MqttSink) -> bytes:
     """Return a frame as the sink writes it, JSON without a line feed."""
     if config.format == "ros2":
+        from pipelines.sinks.ros2_messages import detections_2d
+
         names = config.models or (result.roles.followed,)
         return _ENCODER.encode(detections_2d(result, names, rotate=False))
     if not config.models:

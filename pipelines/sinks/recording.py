@@ -5,7 +5,6 @@ several `/ID/...`; `/diagnostics` is of the pipeline. `/result` is the payload o
 """
 
 import logging
-import re
 import threading
 import time
 from abc import abstractmethod
@@ -22,6 +21,7 @@ from pipelines.ros2.cdr import Message
 from pipelines.sink_config import FoxgloveSink, McapSink
 from pipelines.sinks import ros2_messages as convert
 from pipelines.sinks.result import FrameResult, SinkContext
+from pipelines.sinks.ros2 import clock_text, ros_name
 from pipelines.vision import cv2
 
 QUEUED = 8  # frames that wait for the thread; then the newest is dropped
@@ -65,8 +65,7 @@ TOPICS: dict[str, tuple[str, Make]] = {
 
 def topic_prefix(camera: str, cameras: Sequence[str]) -> str:
     """Return what comes before the topics of a camera: nothing if it is the only one."""
-    name = re.sub(r"\W", "_", camera)
-    return f"/{'_' * name[:1].isdigit()}{name}" if len(cameras) > 1 else ""
+    return f"/{ros_name(camera)}" if len(cameras) > 1 else ""
 
 
 class RecordingOut(AbstractContextManager["RecordingOut"]):
@@ -85,6 +84,7 @@ class RecordingOut(AbstractContextManager["RecordingOut"]):
         }
         self._pipeline = ""
         self._ages_ms: dict[str, float] = {}
+        self._runs: dict[str, str] = {}
         self._dropped: Counter[str] = Counter()
         self._queue: deque[FrameResult | Stats] = deque()
         self._filled = threading.Condition()
@@ -128,6 +128,7 @@ class RecordingOut(AbstractContextManager["RecordingOut"]):
         """Queue a result."""
         self._pipeline = result.event.pipeline
         self._ages_ms[result.frame.camera] = result.event.age_ms
+        self._runs.update({run.model: ", ".join(run.processors) for run in result.runs})
         self._append(result)
 
     def take_stats(self, stats: Stats) -> None:
@@ -170,7 +171,13 @@ class RecordingOut(AbstractContextManager["RecordingOut"]):
             now_ns = time.time_ns()
             if self.is_wanted(DIAGNOSTICS):
                 message = convert.diagnostics(
-                    now_ns, self._pipeline, one, self._ages_ms, hottest_c(Path("/sys"))
+                    now_ns,
+                    self._pipeline,
+                    one,
+                    ages_ms=self._ages_ms,
+                    runs=self._runs,
+                    heat_c=hottest_c(Path("/sys")),
+                    clock=clock_text(),
                 )
                 self.put(DIAGNOSTICS, kinds.DIAGNOSTICS, message, now_ns, 0)
             return

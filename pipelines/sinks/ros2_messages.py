@@ -12,15 +12,14 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from device.protocol.messages import Stats
-from pipelines.results import NO_TRACK, Decoded, DepthMap, Detections, SegmentationMap
+from pipelines.results import NO_TRACK, DepthMap, Detections, ModelResult, SegmentationMap
 from pipelines.ros2.cdr import Message
 from pipelines.sinks.draw import COLORS, MIN_POINT_SCORE, placed
 from pipelines.sinks.events import Detection
 from pipelines.sinks.result import FrameResult
 
 POINTS, LINE_LOOP = 1, 2  # foxglove_msgs/PointsAnnotation
-OK, WARN, ERROR = 0, 1, 2  # diagnostic_msgs/DiagnosticStatus
-UNLABELED = {np.uint8: 255, np.uint16: 65535}  # vision_msgs/LabelInfo
+OK, WARN = 0, 1  # diagnostic_msgs/DiagnosticStatus
 MIN_DEPTH_PIXELS = 4
 
 Pixels = NDArray[np.uint8] | NDArray[np.uint16]
@@ -235,26 +234,33 @@ def raw_image(header: Message, pixels: Pixels) -> Message:
     }
 
 
-def label_image(result: FrameResult, name: str, labels: Sequence[str]) -> Pixels | None:
-    """Return the class of each pixel of the frame by one model, [H, W]: uint8, or uint16 for more
-    than 255 classes; its highest number for pixels without one. None: it gives no masks."""
+def mask_model(result: FrameResult, names: Collection[str]) -> ModelResult | None:
+    """Return the first of these models, or of all, that gives a class of each pixel."""
+    for name, one in result.by_model.items():
+        masks = isinstance(one.decoded, Detections) and one.decoded.masks is not None
+        if (not names or name in names) and (masks or isinstance(one.decoded, SegmentationMap)):
+            return one
+    return None
+
+
+def label_image(size: tuple[int, int], model: ModelResult) -> Pixels:
+    """Return the class of each pixel of a frame of `size`, [H, W]: uint8, or uint16 for more than
+    255 classes; the highest number stands for pixels without one, as vision_msgs/LabelInfo says."""
     from pipelines.stages.mask_pixels import mask_bits
 
-    decoded: Decoded = result.by_model[name].decoded
-    kind = np.uint8 if len(labels) <= UNLABELED[np.uint8] else np.uint16
-    canvas: Pixels = np.full(result.frame.size, UNLABELED[kind], kind)
+    decoded = model.decoded
+    kind = np.uint8 if len(model.labels) <= np.iinfo(np.uint8).max else np.uint16
+    canvas: Pixels = np.full(size, np.iinfo(kind).max, kind)
     if isinstance(decoded, SegmentationMap):
         part, classes = placed(canvas, decoded.class_ids.astype(np.uint16), decoded.region)
         part[:] = classes
-        return canvas
-    if not isinstance(decoded, Detections) or decoded.masks is None:
-        return None
-    class_ids = decoded.class_ids.tolist()
-    for row in range(len(class_ids) - 1, -1, -1):  # the best score is above
-        bits, x, y = mask_bits(decoded, row)
-        bits, x, y = bits[max(0, -y) :, max(0, -x) :], max(0, x), max(0, y)
-        part = canvas[y : y + bits.shape[0], x : x + bits.shape[1]]
-        part[bits[: part.shape[0], : part.shape[1]]] = class_ids[row]
+    elif isinstance(decoded, Detections):
+        class_ids = decoded.class_ids.tolist()
+        for row in reversed(range(len(class_ids))):  # the best score is above
+            bits, x, y = mask_bits(decoded, row)
+            bits, x, y = bits[max(0, -y) :, max(0, -x) :], max(0, x), max(0, y)
+            part = canvas[y : y + bits.shape[0], x : x + bits.shape[1]]
+            part[bits[: part.shape[0], : part.shape[1]]] = class_ids[row]
     return canvas
 
 
@@ -265,31 +271,45 @@ def label_info(header: Message, labels: Sequence[str]) -> Message:
 
 
 def diagnostics(
-    wall_ns: int, name: str, stats: Stats, ages_ms: Mapping[str, float], heat_c: float | None
+    wall_ns: int,
+    name: str,
+    stats: Stats,
+    *,
+    ages_ms: Mapping[str, float],
+    runs: Mapping[str, str],
+    heat_c: float | None,
+    clock: str,
 ) -> Message:
-    """Return DiagnosticArray with the figures of the last second: rates and drops, processors,
-    heat. `ages_ms`: from capture to result of each camera's last frame."""
-    level, text = (OK, "running") if stats.fps > 0 else (WARN, "no frames in the last second")
-    rows = [
+    """Return DiagnosticArray with the figures of the last second.
+
+    `ages_ms`: from capture to result of each camera's last frame; `runs`: the processors of each
+    model; `clock`: the state of the system clock.
+    """
+    idle = stats.fps <= 0
+    rows: list[tuple[str, int, str, dict[str, str]]] = [
         (
             "frames",
-            level,
-            text,
+            WARN if idle else OK,
+            "no frames in the last second" if idle else "running",
             {
                 "fps": f"{stats.fps:.1f}",
                 "frames": str(stats.frames),
                 "latency_p50_ms": f"{stats.latency_p50_ms:.2f}",
                 "latency_p99_ms": f"{stats.latency_p99_ms:.2f}",
-                **{f"age_ms {key or 'camera'}": f"{value:.1f}" for key, value in ages_ms.items()},
+                **{f"age_ms {key}".strip(): f"{value:.1f}" for key, value in ages_ms.items()},
                 **{f"dropped {cause}": str(count) for cause, count in stats.dropped.items()},
             },
         ),
         (
             "processors",
             OK,
-            ", ".join(stats.processors) or "none ran",
-            {key: f"{count} frames" for key, count in stats.processors.items()},
+            ", ".join(stats.processors) or "nothing ran",
+            {
+                **{key: f"{count} frames" for key, count in stats.processors.items()},
+                **{f"model {model}": processors for model, processors in runs.items()},
+            },
         ),
+        ("clock", OK if clock == "synchronised" else WARN, clock, {"source": "system clock"}),
     ]
     if heat_c is not None:
         rows.append(("temperature", OK, f"{heat_c:.1f} C", {"hottest_c": f"{heat_c:.1f}"}))

@@ -21,6 +21,7 @@ from pipelines.sink_config import (
     McapSink,
     MqttSink,
     PrometheusSink,
+    Ros2Sink,
     SerialSink,
     SinkConfig,
     SnapshotSink,
@@ -145,6 +146,12 @@ def _open_foxglove(config: FoxgloveSink, context: SinkContext) -> Sink:
     return FoxgloveOut(config, context)
 
 
+def _open_ros2(config: Ros2Sink, context: SinkContext) -> Sink:
+    from pipelines.sinks.ros2 import Ros2Out
+
+    return Ros2Out(config, context)
+
+
 SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {
     MqttSink: MqttOut,
     JsonlSink: JsonlOut,
@@ -154,4 +161,5 @@ SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {
     PrometheusSink: PrometheusOut,
     McapSink: _open_mcap,
     FoxgloveSink: _open_foxglove,
+    Ros2Sink: _open_ros2,
 }

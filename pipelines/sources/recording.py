@@ -20,9 +20,9 @@ from device.choices import list_choices
 from device.errors import PipelineError, SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame, Stamp
-from pipelines.pictures import PictureError, decode_picture
+from pipelines.pictures import PictureError
 from pipelines.ros2.cdr import decode
-from pipelines.ros2.messages import COMPRESSED_IMAGE
+from pipelines.sources.ros2 import DECODERS
 from pipelines.sources.uri import redact
 
 try:
@@ -45,7 +45,6 @@ DAMAGE = (
     ValueError,
     RuntimeError,
 )
-KINDS: dict[str, Any] = {COMPRESSED_IMAGE: lambda message: decode_picture(bytes(message["data"]))}
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +72,12 @@ class Recording(AbstractContextManager["Recording"]):
         self._start: tuple[float, Stamp] | None = None  # when the first frame was given, its stamp
         self._next = next(self._pictures, None)
         if self._next is None:
-            known = sorted({one[0] for one in self._messages() if one[1] in KINDS})
+            known = sorted({one[0] for one in self._messages() if one[1] in DECODERS})
             raise SourceError(
                 f"{self.name} has no pictures of topic {topic!r}: use one of"
                 f" {list_choices(topic, known)}."
                 if known
-                else f"{self.name} has no topic of {', '.join(KINDS)}: record pictures, too."
+                else f"{self.name} has no topic of {', '.join(DECODERS)}: record pictures, too."
             )
 
     @property
@@ -121,7 +120,7 @@ class Recording(AbstractContextManager["Recording"]):
         first = self._start[1]
         taken = Stamp(first.mono_ns + wall_ns - first.wall_ns, wall_ns)
         try:
-            image = KINDS[kind](message)
+            image = DECODERS[kind](message)
         except PictureError as error:
             _log.warning("picture %d of %s cannot be decoded: %s", seq, self.name, error)
             self._dropped["corrupt"] += 1
@@ -141,7 +140,7 @@ class Recording(AbstractContextManager["Recording"]):
 
     def _read(self) -> Generator[Picture, None, None]:
         for topic, kind, log_ns, seq, data in self._messages():
-            if kind not in KINDS or self._topic not in ("", topic):
+            if kind not in DECODERS or self._topic not in ("", topic):
                 continue
             self._topic = topic
             try:

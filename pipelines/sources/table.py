@@ -36,6 +36,7 @@ from pipelines.sources.uri import (
     parse_csi,
     parse_images,
     parse_mcap,
+    parse_ros2,
     parse_test,
     redact,
     scheme_of,
@@ -213,6 +214,18 @@ def _open_rtsp(config: SourceConfig, waiting: Waiting) -> Source:
     return LiveSource(name, open_capture, config, waiting)
 
 
+def _open_ros2(config: SourceConfig, waiting: Waiting) -> Source:
+    topic = parse_ros2(config.uri)
+    name = f"ros2:/{topic.topic}"
+
+    def open_capture(ended: Ended) -> Capture:
+        from pipelines.sources.ros2 import Ros2Capture
+
+        return Ros2Capture(name, topic, config.stall_s, ended)
+
+    return LiveSource(name, open_capture, config, waiting)
+
+
 SOURCES: dict[str, Callable[[SourceConfig, Waiting], Source]] = {
     "file": _open_file,
     "images": _open_images,
@@ -225,4 +238,5 @@ SOURCES: dict[str, Callable[[SourceConfig, Waiting], Source]] = {
     "http": _open_http,
     "https": _open_http,
     "gst": _open_own,
+    "ros2": _open_ros2,
 }

@@ -19,6 +19,8 @@ EXTRAS = (
     "postgresql",
     "host",
     "serial",
+    "ros2",
+    "dds",
     "torch",
     "tensorflow",
     "gpu-build",
@@ -27,6 +29,7 @@ EXTRAS = (
 # What packages write in place of an SPDX expression.
 SPDX = {
     "Apache 2.0": "Apache-2.0",
+    "EPL-2.0, BSD-3-Clause": "EPL-2.0 OR BSD-3-Clause",  # cyclonedds: its sources say OR
     "BSD": "BSD-3-Clause",  # pyserial: its LICENSE.txt has three clauses
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
     "License :: OSI Approved :: MIT License": "MIT",
