@@ -27,7 +27,7 @@ from pipelines.vision import cv2
 QUEUED = 8  # frames that wait for the thread; then the newest is dropped
 CLOSE_S = 10.0
 
-IMAGES, RESULTS = "/image/compressed", "/result"
+PICTURES = "/image/compressed"
 DIAGNOSTICS = "/diagnostics"
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def _names(result: FrameResult, config: McapSink | FoxgloveSink) -> tuple[str, .
 
 # Topic of a camera -> its type, and what makes a message of a result.
 TOPICS: dict[str, tuple[str, Make]] = {
-    IMAGES: (kinds.COMPRESSED_IMAGE, _picture),
+    PICTURES: (kinds.COMPRESSED_IMAGE, _picture),
     "/detections": (
         kinds.DETECTIONS_2D,
         lambda result, config: convert.detections_2d(result, _names(result, config)),
@@ -59,7 +59,7 @@ TOPICS: dict[str, tuple[str, Make]] = {
         kinds.ANNOTATIONS,
         lambda result, config: convert.annotations(result, _names(result, config)),
     ),
-    RESULTS: (kinds.STRING, lambda result, config: {"data": result.payload.decode()}),
+    "/result": (kinds.STRING, lambda result, config: {"data": result.payload.decode()}),
 }
 
 

@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from mcap.reader import make_reader
 from mcap_ros2.reader import read_ros2_messages
 from rosbags.highlevel import AnyReader
 from sink_fixtures import detections, result
-from video_fixtures import LABELS, PATIENCE_S, scene, wait_for
+from video_fixtures import COLOUR_TOML, LABELS, PATIENCE_S, colour_model, scene, wait_for
 
 from device.errors import PipelineError, SourceError
 from device.protocol.messages import Stats
@@ -29,6 +31,8 @@ from pipelines.sinks.mcap_finish import finish_recording
 from pipelines.sinks.table import FrameResult, SinkContext, open_sink
 from pipelines.sources.recording import messages_in
 from pipelines.sources.take import read_frames
+from toolkit.build import BuildOptions, build_engine
+from toolkit.cli.main import tandem
 
 STATS = Stats(
     frames=30, fps=29.9, latency_p50_ms=5.0, latency_p99_ms=9.0, stage_p50_ms={},
@@ -157,6 +161,46 @@ def test_a_recording_keeps_its_pace_or_runs_as_fast_as_it_can(tmp_path: Path) ->
     begin_s = time.monotonic()
     assert len(frames_of(uri)) == 5
     assert time.monotonic() - begin_s < 0.3
+
+
+def test_a_replay_finds_again_what_was_recorded(tmp_path: Path) -> None:
+    model = colour_model(tmp_path / "c.onnx")
+    build_engine(model, "laptop", tmp_path / "c.engine", BuildOptions(precision="fp32"))
+    (tmp_path / "labels.txt").write_text("\n".join(LABELS))
+    for seq in range(8):
+        cv2.imwrite(str(tmp_path / f"{seq}.png"), scene(seq, 2))
+    for several in (False, True):
+        text = COLOUR_TOML.format(uri=tmp_path, source="", sinks="")
+        if several:
+            one = f'[[sources]]\nid = "{{}}"\nuri = "{tmp_path}"\n'
+            source = text[text.index("[source]") : text.index("[preprocess]")]
+            text = text.replace(source, one.format("left") + one.format("right-2"))
+        path = tmp_path / f"{several}.toml"
+        path.write_text('engine = "c.engine"\nlabels = "labels.txt"\n' + text)
+        recording, lines = tmp_path / f"{several}.mcap", []
+        for words in (["record"], ["replay", "--fast"]):
+            jsonl = tmp_path / f"{several}{words[0]}.jsonl"
+            done = CliRunner().invoke(
+                tandem, [*words, str(path), str(recording), "--jsonl", str(jsonl)]
+            )
+            assert done.exit_code == 0, done.output
+            events = [json.loads(line) for line in jsonl.read_text().splitlines()]
+            lines.append(
+                sorted(
+                    (
+                        one.get("camera", ""), one["seq"], one["t_capture_ns"],
+                        [(row["label"], row["box"]) for row in one["detections"]],
+                    )
+                    for one in events
+                )
+            )  # fmt: skip
+        assert len(lines[0]) == (16 if several else 8)
+        assert lines[0] == lines[1]
+        assert all(len(one[-1]) == 1 for one in lines[0])
+    with (tmp_path / "False.mcap").open("rb") as file:
+        (about,) = make_reader(file).iter_metadata()
+    assert float(about.metadata["model predicted_us cpu"]) > 0
+    assert len(about.metadata["model engine_sha256"]) == 64
 
 
 @pytest.mark.parametrize(
