@@ -27,7 +27,8 @@ class FoxgloveOut(RecordingOut):
     def __init__(self, config: FoxgloveSink, context: SinkContext) -> None:
         """Listen. Raises PipelineError."""
         super().__init__(config, context)
-        own = Context()  # others in this process may use the library, too
+        # Others in this process may use the library, too. Channels end with their context.
+        self._context = own = Context()
         topics = {DIAGNOSTICS: kinds.DIAGNOSTICS}
         for camera in context.cameras:
             prefix = topic_prefix(camera, context.cameras)
