@@ -21,6 +21,7 @@ from pipelines.sinks.files import OutputFiles
 from pipelines.stages.zones import NO_ZONES, ZoneFrame
 
 if TYPE_CHECKING:
+    import pandas
     import supervision
 
 
@@ -92,7 +93,8 @@ class FrameResult:
         return self.decoded
 
     def to_supervision(self) -> "supervision.Detections":
-        """Return the objects as `supervision.Detections`; ImportError without that package."""
+        """Return the objects as `supervision.Detections`, whose arrays are those of `detections`;
+        ImportError without that package."""
         from supervision import Detections as Supervised
 
         objects = self.detections
@@ -104,6 +106,19 @@ class FrameResult:
             tracker_id=objects.track_ids,
             data={"class_name": np.array(labels)},
         )
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a row for each object; its numbers are views of the arrays of `detections`.
+        ImportError without pandas."""
+        from pandas import DataFrame
+
+        objects = self.detections
+        columns = dict(zip(("x1", "y1", "x2", "y2"), objects.boxes.T, strict=True))
+        columns |= {"score": objects.scores, "class_id": objects.class_ids}
+        if objects.track_ids is not None:
+            columns["track_id"] = objects.track_ids
+        labels = [one.label for one in self.event.detections]
+        return DataFrame({**columns, "label": labels}, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
