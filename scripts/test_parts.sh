@@ -4,6 +4,12 @@
 # What the tests start as programs or load from the system, by Debian package name.
 debian_packages=(
     chromium
+    cyclonedds-dev
+    cyclonedds-tools
+    default-jre-headless
+    fastddsgen
+    g++
+    libfastrtps-dev
     mosquitto
     mosquitto-clients
     openssh-client
