@@ -98,6 +98,8 @@ ROWS = {
     "export": row("export", "board.engine", "-o", "exported"),
     "pipeline check": row("pipeline", "check", "pipeline.toml"),
     "run": row("run", "net.bundle", "--source", "pictures", "--frames", "2"),
+    "record": row("record", "net.bundle", "a.mcap", "--source", "pictures", "--frames", "2"),
+    "replay": fails("replay", "net.bundle", "missing.mcap"),
     "bundle create": row(*BUNDLE, "-o", "again.bundle"),
     "bundle diff": row("bundle", "diff", "net.bundle", "net.bundle"),
     "bundle inspect": row("bundle", "inspect", "net.bundle"),

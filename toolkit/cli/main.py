@@ -46,6 +46,8 @@ COMMANDS: Mapping[str, str] = {
     "export": "Write an engine as files for trtexec.",
     "pipeline": "Write and check a pipeline.toml.",
     "run": "Run a pipeline on this machine.",
+    "record": "Run a pipeline and record it.",
+    "replay": "Run a pipeline on a recording.",
     "bundle": "Pack engine, pipeline and labels.",
     "deploy": "Send a bundle to a device over MQTT.",
     "flash": "Bring a bundle to the board on the desk.",
