@@ -47,6 +47,11 @@ sys.meta_path.insert(0, Noisy())
 PROFILE = ("--profile", "laptop")
 BUNDLE = ("bundle", "create", "net.engine", "--pipeline", "pipeline.toml", "--labels", "labels.txt")
 NOWHERE = ("--broker", "127.0.0.1:1")
+MATRIX = """
+models = [{ path = "net.onnx" }]
+profiles = ["laptop"]
+precisions = ["fp32"]
+"""
 PIPELINE = """
 name = "x"
 [source]
@@ -84,6 +89,11 @@ ROWS = {
     "plan": row("plan", "net.onnx", "--profile", "agx-orin-64gb", "--seconds", "1"),
     "explain": row("explain"),
     "build": row("build", "net.onnx", *PROFILE, "-o", "again.engine"),
+    "build-all": row("build-all", "matrix.toml"),
+    "cache info": row("cache", "info"),
+    "cache trim": row("cache", "trim", "--to", "1000GiB"),
+    "cache push": fails("cache", "push", "127.0.0.1:1/x:1"),
+    "cache pull": fails("cache", "pull", "127.0.0.1:1/x:1"),
     "calibrate": row("calibrate", "net.onnx", "--data", "samples.npy", "-o", "t.json"),
     "ranges": row("ranges", "table.json"),
     "inspect": row("inspect", "net.engine"),
@@ -174,6 +184,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_convnet(made / "net.onnx", random)
     np.save(made / "samples.npy", random.random((4, 3, 32, 32), np.float32))
     (made / "pipeline.toml").write_text(PIPELINE)
+    (made / "matrix.toml").write_text(MATRIX)
     (made / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
     (made / "pictures").symlink_to(ROOT / "configs/scenes/heldout")
     (made / "noise").mkdir()
