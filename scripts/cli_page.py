@@ -24,7 +24,7 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "check.md": ("Commands: results", ("infer", "compare", "surgeon")),
     "deploy.md": (
         "Commands: pipelines and devices",
-        ("model", "pipeline", "run", "deploy", "flash"),
+        ("model", "pipeline", "run", "serve", "deploy", "flash"),
     ),
     "bundle.md": ("Commands: bundles", ("bundle",)),
     "board.md": ("Commands: one board", ("board",)),

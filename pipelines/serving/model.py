@@ -365,6 +365,8 @@ class QueuedModel(Model):
             whole(request.parameters, "timeout", where) / 1e6,
         )
         self.scheduler.submit(item)
+        if item.timeout_s:
+            self._loop.call_later(item.timeout_s, self.scheduler.expire)
         try:
             return await work.answer
         except asyncio.CancelledError:

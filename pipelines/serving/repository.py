@@ -81,14 +81,14 @@ def _folder(path: Path) -> Source | None:
     numbers = [
         one for one in path.iterdir() if one.is_dir() and one.name.isdecimal() and int(one.name) > 0
     ]
-    if not numbers and not config.is_file():
-        return None
     versions = {
         int(one.name): next(
             (one / f"model{end}" for end in SUFFIXES if (one / f"model{end}").is_file()), one
         )
         for one in sorted(numbers, key=lambda one: int(one.name))
     }
+    if not config.is_file() and all(one.is_dir() for one in versions.values()):
+        return None
     return Source(path.name, path, config if config.is_file() else None, versions)
 
 

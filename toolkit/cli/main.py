@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "export": "Write an engine as files for trtexec.",
     "pipeline": "Write and check a pipeline.toml.",
     "run": "Run a pipeline on this machine.",
+    "serve": "Serve models to clients of KServe v2 and Triton.",
     "bundle": "Pack engine, pipeline and labels.",
     "deploy": "Send a bundle to a device over MQTT.",
     "flash": "Bring a bundle to the board on the desk.",
