@@ -17,7 +17,7 @@ import numpy as np
 
 from device.closing import Closing
 from device.engine.file import open_engine
-from device.engine.manifest import DimRange, TensorInfo
+from device.engine.manifest import DimRange, Manifest, TensorInfo
 from device.errors import SessionError, TandemError
 from device.runtime.pool import turns_of
 from device.runtime.session import Session
@@ -504,9 +504,7 @@ def open_file(path: Path, count: int, dla_core: int | None, profile: str | None)
                 session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
                 closing.callback(session.close)
                 runners.append(session)
-            dims = {dim.name: dim for dim in session.dims}
-            inputs = tuple(_port(one, dims) for one in session.inputs)
-            outputs = tuple(_port(one, dims) for one in session.outputs)
+            inputs, outputs = ports_of_engine(engine.manifest)
             for runner in runners:
                 warm_up(runner, inputs)
             closing.pop_all()
@@ -522,6 +520,17 @@ def warm_up(runner: Runner, inputs: Sequence[Port]) -> None:
         )
         for port in inputs
     })  # fmt: skip
+
+
+def ports_of_engine(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """Return the inputs and outputs of an engine."""
+    dims = {dim.name: dim for dim in manifest.dims}
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    inputs, outputs = (
+        tuple(_port(tensors[name], dims) for name in names)
+        for names in (manifest.inputs, manifest.outputs)
+    )
+    return inputs, outputs
 
 
 def _port(tensor: TensorInfo, dims: Mapping[str, DimRange]) -> Port:

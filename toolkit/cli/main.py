@@ -43,7 +43,8 @@ COMMANDS: Mapping[str, str] = {
     "compare": "Say whether two models, engines or outputs agree.",
     "surgeon": "Cut a model, or reduce it.",
     "bench": "Measure an engine on this machine.",
-    "export": "Write an engine as files for trtexec.",
+    "export": "Write an engine for trtexec or a Triton server.",
+    "import-triton": "Build engines of a Triton repository.",
     "pipeline": "Write and check a pipeline.toml.",
     "run": "Run a pipeline on this machine.",
     "serve": "Serve models to clients of KServe v2 and Triton.",
@@ -77,8 +78,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"toolkit.cli.commands.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        word = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"toolkit.cli.commands.{word}")
+        command: click.Command = getattr(module, word)
         add_log_options(command)
         return command
 
