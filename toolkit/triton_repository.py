@@ -86,7 +86,7 @@ def import_triton(
         raise BuildError(
             f"{repository} has no model: no folder in it has {CONFIG} or 1/model.onnx."
         )
-    rows = []
+    rows: list[ImportedVersion] = []
     with _new_folder(output) as folder:
         for source in sources.values():
             rows += _import_model(source, folder / source.name, profile, options)
