@@ -107,6 +107,8 @@ ROWS = {
     "bench": row("bench", "net.engine", "--iterations", "2"),
     "export": row("export", "board.engine", "-o", "exported"),
     "pipeline check": row("pipeline", "check", "pipeline.toml"),
+    "import-triton": fails("import-triton", "pictures", *PROFILE, "-o", "repository"),
+    "serve": fails("serve", ".", "--host", "0.0.0.0"),
     "run": row("run", "net.bundle", "--source", "pictures", "--frames", "2"),
     "record": row("record", "net.bundle", "a.mcap", "--source", "pictures", "--frames", "2"),
     "replay": fails("replay", "net.bundle", "missing.mcap"),
