@@ -263,6 +263,21 @@ def test_dds_carries_the_bytes_in_order(qos):
     assert names == (expected if qos == "reliable" else kept)
 
 
+def test_a_late_reader_of_dds_gets_the_last_message():
+    received, domain = [], next(DOMAINS)
+    with wire("dds", Node("tandem", domain=domain, connect=("localhost",))) as ours:
+        publisher = ours.publish("latched", DETECTIONS_2D, "transient_local")
+        for message in arrays(3):
+            publisher.put(encode(DETECTIONS_2D, message), 1)
+        ours.subscribe(
+            "latched", (DETECTIONS_2D,), "transient_local", lambda *one: received.append(one)
+        )
+        until(lambda: received)
+        time.sleep(0.2)
+    names = [decode(*one)["header"]["frame_id"] for one in received]
+    assert names == ["camera 2"]
+
+
 def check_reader(name, tmp_path, count, seconds):
     program = build_reader(name, tmp_path / name)
     messages = arrays(count)
