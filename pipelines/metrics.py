@@ -59,9 +59,13 @@ class Figures:
     histograms: Sequence[Histogram] = ()
 
 
-def render(figures: Figures) -> str:
+def render(figures: Figures, *, prefix: str = PREFIX) -> str:
     """Return figures as the text that Prometheus reads."""
-    lines = [line for family in figures.families for line in _family(*family)]
+    lines = [
+        line
+        for name, kind, about, rows in figures.families
+        for line in _family(prefix + name, kind, about, rows)
+    ]
     lines += [line for histogram in figures.histograms for line in histogram.lines()]
     return "\n".join(lines) + "\n"
 
@@ -103,11 +107,11 @@ class _Handler(BaseHTTPRequestHandler):
 def _family(name: str, kind: str, about: str, rows: Rows) -> Iterable[str]:
     if not rows:
         return
-    yield f"# HELP {PREFIX}{name} {about}"
-    yield f"# TYPE {PREFIX}{name} {kind}"
+    yield f"# HELP {name} {about}"
+    yield f"# TYPE {name} {kind}"
     for labels, value in rows:
         text = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items() if one)
-        yield f"{PREFIX}{name}{f'{{{text}}}' if text else ''} {_number(value)}"
+        yield f"{name}{f'{{{text}}}' if text else ''} {_number(value)}"
 
 
 def _escaped(text: str) -> str:

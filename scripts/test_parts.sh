@@ -1,10 +1,19 @@
 # Sourced by scripts/test.sh, test_oldest.sh and test_newest.sh after venv.sh: what they have in common.
 # shellcheck shell=bash
 
+# Programs that the tests start would compile every module of Tandem again.
+unset PYTHONDONTWRITEBYTECODE
+
 # What the tests start as programs or load from the system, by Debian package name.
 debian_packages=(
     chromium
     curl
+    cyclonedds-dev
+    cyclonedds-tools
+    default-jre-headless
+    fastddsgen
+    g++
+    libfastrtps-dev
     mosquitto
     mosquitto-clients
     openssh-client
@@ -20,6 +29,7 @@ debian_packages=(
     gstreamer1.0-libav
     gir1.2-gst-rtsp-server-1.0
     gir1.2-gst-plugins-base-1.0
+    gstreamer1.0-python3-plugin-loader
     python3-gst-1.0
     python3-gi
     docker-registry

@@ -4,8 +4,10 @@ the log."""
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -342,6 +344,39 @@ def test_a_list_says_when_a_rollout_begins_and_its_window(store: Database) -> No
     assert rollout_views(store)[0].groups[0].phases == {"skipped": 3}
 
 
+def test_a_scheduled_rollout_has_its_devices_from_its_start_on(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = served(store)
+    first, second = spec_of("a"), spec_of("b", start_s=4e9)
+    for spec in (first, second):
+        operations.start_rollout(store, spec, operations.make_plan(store, spec), Path("/n"), "ana")
+    sent = control.advance({})
+    assert {row.rollout for row in sent} == {1}
+    answer(control, 1, "a", "d0")
+    control = Control(store, "me")  # and after a restart
+    answer(control, 1, "a", "d1")
+    control.advance({"d9": device_row("d9")})  # it appears meanwhile
+    views = {view.number: view for view in rollout_views(store)}
+    assert views[1].groups[0].phases == {"live": 2, "sent": 2}
+    assert (views[2].status, views[2].groups[0].phases) == ("scheduled", {"pending": 3})
+    assert [(row.rollout, row.phase) for row in device_views(store)] == [
+        (1, "live"), (1, "live"), (1, "sent"), (1, "sent")
+    ]  # fmt: skip
+    monkeypatch.setattr(store, "now_s", lambda: 4e9)
+    sent = control.advance({})  # and what is old by then is renewed
+    assert {row.device for row in sent if row.rollout == 2} == {"d0", "d1", "d2"}
+    views = {view.number: view for view in rollout_views(store)}
+    assert views[1].groups[0].phases == {"timed_out": 1, "superseded": 3}
+    assert [row.rollout for row in device_views(store)] == [2, 2, 2, 1]
+    assert control.states[2].devices["d0"].previous == "a" * 64  # what it runs by now
+    again = Control(store, "me")
+    assert again.states == control.states
+    operations.order(store, 2, "rollback", "ana")
+    undone = {row.device: row.sha256 for row in control.advance({})}
+    assert undone["d0"] == "a" * 64
+
+
 def test_a_device_leaves_the_fleet_and_comes_again_under_its_id(
     store: Database, tmp_path: Path
 ) -> None:
@@ -428,12 +463,32 @@ def test_the_archived_log_keeps_its_chain_and_its_rollouts(store: Database, tmp_
     assert Control(store, "me").states == control.states
     texts = [entry.text for entry in history_of(store, "d2")]
     assert texts == ["runs the release"]
-    assert rollouts.started_by(store, number) == ""
+    assert rollouts.started_by(store, number) == "ana"  # who may not approve it
     with pytest.raises(RolloutError, match=r"log\.jsonl is there"):
         operations.archive_log(store, archive, keep_s=-1.0, who="ana")
     second = operations.archive_log(store, tmp_path / "2.jsonl", keep_s=-1.0, who="ana")
     assert second == log.verify(store).checkpoint - archived
     assert operations.archive_log(store, tmp_path / "3.jsonl", keep_s=3600.0, who="ana") == 0
+
+
+def test_an_archive_that_fails_leaves_no_file_and_loses_no_row(
+    store: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = served(store)
+    operations.label_device(store, "d0", ["a=b"], "ana")
+    control.advance({})
+    before = log.verify(store)
+    rows = log.archive_until
+
+    def broken(*arguments: Any) -> Iterator[log.LogRow]:
+        yield next(iter(rows(*arguments)))
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(log, "archive_until", broken)
+    with pytest.raises(RolloutError, match="cannot be written: No space left"):
+        operations.archive_log(store, tmp_path / "log.jsonl", keep_s=-1.0, who="ana")
+    assert list(tmp_path.glob("*log*")) == []
+    assert log.verify(store) == before
 
 
 def test_what_no_checkpoint_covers_cannot_be_deleted(store: Database, tmp_path: Path) -> None:

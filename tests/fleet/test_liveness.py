@@ -112,13 +112,13 @@ def test_an_outage_is_said_once_when_an_interval_is_over() -> None:
     watch.begin(0.0)
     rows = [Voice(f"d{n}", float(n), 10.0, "") for n in range(8)]
     fallen: set[str] = set()
-    said = []
+    messages = []
     for second in range(60):
         watch.caught_up(float(second))
         fallen |= watch.fallen_silent(rows)
-        said += [(second, text) for text in watch.news(rows)]
+        messages += [(second, text) for text in watch.news(rows)]
     assert len(fallen) == 8
-    assert [(second, "8 of 8 devices" in text) for second, text in said] == [(21, True)]
+    assert [(second, "8 of 8 devices" in text) for second, text in messages] == [(21, True)]
     assert watch.take("d3")
     assert not watch.take("d3")
 

@@ -13,6 +13,7 @@ import cv2
 import msgspec
 import numpy as np
 import pytest
+import supervision
 from msgspec import UNSET
 from video_fixtures import (
     COLOUR_TOML,
@@ -96,12 +97,12 @@ def test_a_region_beside_the_frame_is_refused(crop):
 
 def test_an_object_that_the_border_cuts_off_is_in_a_region_that_ends_there():
     roi = Roi(RoiConfig(polygon=((0, 0), (1, 0), (1, 1), (0, 1)), anchor="bottom"))
-    found = Detections(np.float32([[10, 20, 30, 60]]), np.float32([0.5]), np.int64([0]))
-    assert len(roi.keep(found, 80, 60)) == 1
+    detections = Detections(np.float32([[10, 20, 30, 60]]), np.float32([0.5]), np.int64([0]))
+    assert len(roi.keep(detections, 80, 60)) == 1
 
 
 def test_results_of_a_crop_are_moved_with_all_their_parts():
-    found = Detections(
+    detections = Detections(
         np.float32([[1, 2, 3, 4]]),
         np.float32([0.5]),
         np.int64([0]),
@@ -109,7 +110,7 @@ def test_results_of_a_crop_are_moved_with_all_their_parts():
         masks=Masks((np.ones((2, 2), np.float32),), np.float32([[1, 2, 3, 4]])),
         rotated=np.float32([[2, 3, 2, 2, 0.1]]),
     )
-    moved = shifted(found, 10, 20)
+    moved = shifted(detections, 10, 20)
     assert moved.boxes.tolist() == [[11, 22, 13, 24]]
     assert moved.keypoints[0, 0].tolist() == [11, 22, 0.5]
     assert moved.masks.regions.tolist() == [[11, 22, 13, 24]]
@@ -316,11 +317,11 @@ def test_a_tracker_that_comes_back_gives_no_number_again(tmp_path):
 
 
 def test_a_picture_is_made_once_however_many_threads_look_at_it():
-    made = []
+    values = []
     both = threading.Barrier(2)
 
     def picture():
-        made.append(threading.get_ident())
+        values.append(threading.get_ident())
         with suppress(threading.BrokenBarrierError):
             both.wait(0.3)  # passes if the other thread makes one, too
         return np.zeros((4, 4, 3), np.uint8)
@@ -328,7 +329,7 @@ def test_a_picture_is_made_once_however_many_threads_look_at_it():
     frame = Frame(picture, 0, Stamp.now(), Stamp.now(), "test")
     with ThreadPoolExecutor(2) as threads:
         images = list(threads.map(lambda _: frame.image, range(2)))
-    assert len(made) == 1
+    assert len(values) == 1
     assert images[0] is images[1]
 
 
@@ -391,12 +392,32 @@ def test_results_come_one_by_one(bundle, tmp_path):
 
 def test_a_result_converts_to_supervision(tmp_path):
     (_, result, *_) = run_all(walking(tmp_path, tracker=TRACKER))
-    supervision = pytest.importorskip("supervision")  # it brings an OpenCV of its own: no extra
     converted = result.to_supervision()
     assert isinstance(converted, supervision.Detections)
     assert converted.xyxy.tolist() == result.detections.boxes.tolist()
     assert converted.tracker_id.tolist() == [1]
     assert converted.data["class_name"].tolist() == ["red"]
+    objects = result.detections
+    pairs = [
+        (converted.xyxy, objects.boxes),
+        (converted.confidence, objects.scores),
+        (converted.class_id, objects.class_ids),
+        (converted.tracker_id, objects.track_ids),
+    ]
+    assert all(np.shares_memory(theirs, ours) for theirs, ours in pairs)
+
+
+def test_a_result_converts_to_pandas_without_copies(tmp_path):
+    (_, result, *_) = run_all(walking(tmp_path, tracker=TRACKER))
+    table = result.to_pandas()
+    assert [*table] == ["x1", "y1", "x2", "y2", "score", "class_id", "track_id", "label"]
+    objects = result.detections
+    assert table[["x1", "y1", "x2", "y2"]].to_numpy().tolist() == objects.boxes.tolist()
+    assert table["label"].tolist() == ["red"]
+    numbers = {"x1": objects.boxes, "score": objects.scores, "track_id": objects.track_ids}
+    assert all(np.shares_memory(table[key].to_numpy(), ours) for key, ours in numbers.items())
+    event = msgspec.structs.replace(result.event, detections=())
+    assert len(replace(result, decoded=no_detections(), event=event).to_pandas()) == 0
 
 
 def test_a_result_without_objects_says_what_it_is(tmp_path):

@@ -82,6 +82,7 @@ TABLES = {
         "lines": track_config.LineConfig,
     },
     "serial.md": {"serial": sink_config.SerialSink},
+    "ros2.md": {"ros2": sink_config.Ros2Sink},
     "results.md": {
         "detections": Event,
         "detection": Detection,

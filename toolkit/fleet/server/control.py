@@ -36,6 +36,9 @@ DesiredSigner = Callable[[Desired], bytes]
 SERVER = "server"
 COMMAND = "command"  # kind of the log's rows that say that a device was given a command
 DECOMMISSION = "decommission"  # kind of the log's rows that say that a device left the fleet
+ENROL = (
+    "enrol"  # kind of the log's rows that say that a board may enrol under the id of one that left
+)
 LABEL = "label"  # kind of the log's rows that say that labels have changed
 DOCUMENT = "desired"
 EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over
@@ -99,6 +102,7 @@ class Control:
                 self._begin_waits_anew(this, at_s)
             self._take_reports(this, changed.values(), at_s)
             self._take_silence(this, silent, at_s)
+            self._begin_scheduled(this, changed, at_s)
             self._tick(this, at_s)
             documents = self._documents(this, at_s)
             documents += self._renewed(at_s, but={row.device for row in documents})
@@ -153,6 +157,7 @@ class Control:
                 self._apply(this, row.rollout, [event])
                 if isinstance(event, v.Started):
                     self._releases = rollouts.load_releases(self._database)
+                if isinstance(event, v.Started) and not this.states[row.rollout].waits:
                     devices = [member.device for member in event.members]
                     self._take_over(this, row.rollout, devices, event.at_s)
         if labels_changed:
@@ -243,6 +248,20 @@ class Control:
     def _previous(self, row: DeviceRow) -> str:
         running = None if row.reported is None else row.reported.running
         return running.sha256 if running and running.sha256 in self._releases else ""
+
+    def _begin_scheduled(self, this: _Round, changed: Mapping[str, DeviceRow], at_s: float) -> None:
+        """Rollouts whose time has come take their devices from the older ones."""
+        for number, state in list(this.states.items()):
+            is_open = state.status in ("running", "scheduled")
+            if not (state.waits and is_open and at_s >= self._specs[number].start_s):
+                continue
+            own = {name: row for name, row in state.devices.items() if row.phase == "pending"}
+            heard = {name: changed.get(name) or self.devices.get(name) for name in own}
+            previous = {name: self._previous(row) for name, row in heard.items() if row is not None}
+            other = {name: now for name, now in previous.items() if now != own[name].previous}
+            if other:
+                self._note(this, number, [v.Begun(at_s=at_s, previous=other)])
+            self._take_over(this, number, own, at_s)
 
     def _tick(self, this: _Round, at_s: float) -> None:
         """Let time pass; ticks that change nothing are not noted."""

@@ -3,7 +3,6 @@
 Nothing here needs a server to run: an order waits in the store until one does.
 """
 
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import get_args
 import msgspec
 
 from device.choices import list_choices
+from device.files import replacing
 from device.protocol.documents import ReleaseSpec
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
@@ -141,7 +141,7 @@ def start_rollout(
         for device in group.devices
     )
     with database.write():
-        started = v.Started(at_s=database.now_s(), members=members)
+        started = v.Started(at_s=database.now_s(), members=members, by=who)
         return rollouts.create_rollout(database, spec, started, bundle.resolve(), who)
 
 
@@ -221,19 +221,16 @@ def archive_log(database: Database, archive: Path, *, keep_s: float, who: str) -
             spec = get_spec(database, number)
             state = rollouts.load_state(database, number, spec, applied)
             rollouts.save_snapshot(database, number, applied, state)
+        if archive.exists():
+            raise RolloutError(f"{archive} is there: name a new file for the archive")
         try:
-            with open(archive, "xb", opener=_private) as file:
-                count = sum(
+            with replacing(archive, 0o600) as file:
+                return sum(
                     file.write(msgspec.json.encode(row) + b"\n") > 0
                     for row in log.archive_until(database, last, who, at_s)
                 )
-                file.flush()
-                os.fsync(file.fileno())
-        except FileExistsError as error:
-            raise RolloutError(f"{archive} is there: name a new file for the archive") from error
         except OSError as error:
             raise RolloutError(f"the archive {archive} cannot be written: {error}") from error
-        return count
 
 
 def decommission(database: Database, device: str, who: str) -> None:
@@ -291,11 +288,6 @@ def requirements_of(database: Database, text: str) -> tuple[Requirement, ...]:
     """Return the requirements in a text, or in @NAME those of a saved query."""
     name = text.strip().removeprefix("@")
     return query_of(database, name) if text.strip() != name else parse_requirements(text)
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file that only its owner reads."""
-    return os.open(path, flags, 0o600)
 
 
 def label_device(database: Database, device: str, changes: Sequence[str], who: str) -> None:

@@ -69,6 +69,8 @@ def devices_of(event: v.Event) -> tuple[str, ...]:
         return tuple(member.device for member in event.members)
     if isinstance(event, v.Silent | v.Superseded | v.Decommissioned):
         return event.devices
+    if isinstance(event, v.Begun):
+        return tuple(event.previous)
     if isinstance(event, v.Joined | v.Answered | v.Figures):
         return (event.device,)
     return ()
@@ -136,12 +138,13 @@ def keep_state(
         "UPDATE rollouts SET status = ?, summary = ? WHERE number = ?",
         after.status, _text(replace(after, groups=groups, devices={})), number,
     )  # fmt: skip
-    if after.devices is before.devices:
+    begins = before.waits and not after.waits
+    if after.waits or (after.devices is before.devices and not begins):
         return
     changed = [
         (device, row)
         for device, row in after.devices.items()
-        if row is not before.devices.get(device)
+        if begins or row is not before.devices.get(device)
     ]
     gone = [device for device, row in changed if row.phase in v.GONE]
     rows = [(device, row) for device, row in changed if row.phase not in v.GONE]
@@ -168,7 +171,10 @@ def decode_events(texts: Iterable[str]) -> Iterator[v.Event]:
 
 
 def started_by(database: Database, number: int) -> str:
-    """Return who began a rollout, as the log has it; empty if that part of it was archived."""
+    """Return who began a rollout; empty if a version before this one began it, and that part of the
+    log was archived."""
+    if by := load_summary(database, number).started_by:
+        return by
     rows = database.rows(
         "SELECT who FROM log WHERE rollout = ? AND kind = ? AND body LIKE ? ORDER BY seq LIMIT 1",
         number, EVENT, '{"event":"started"%',

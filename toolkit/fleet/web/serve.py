@@ -13,6 +13,7 @@ from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.server.otlp import OtlpPush
 from toolkit.fleet.web.access import TrustedProxy, is_loopback
 from toolkit.fleet.web.app import Site, SiteSettings
+from toolkit.fleet.web.connection import MAX_CONNECTIONS, BoundedConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,38 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class _Server(uvicorn.Server):
+class SiteServer(uvicorn.Server):
     """Ends streams first where a signal stops it: it waits for requests that have begun."""
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
         super().__init__(config)
-        self._site = site
+        self.site = site
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called with the signal."""
-        self._site.end()
+        self.site.end()
         super().handle_exit(sig, frame)
+
+
+def site_server(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> SiteServer:
+    """Return what serves the site. Raises RolloutError: the store cannot be opened."""
+    site = Site(fleet, SiteSettings(tls=listen.certificate is not None, proxy=proxy))
+    config = uvicorn.Config(
+        site.application(),
+        host=listen.host,
+        port=listen.port,
+        ssl_certfile=listen.certificate,
+        ssl_keyfile=listen.key,
+        proxy_headers=False,
+        server_header=False,
+        http=BoundedConnection,
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    return SiteServer(config, site)
 
 
 def serve_site(
@@ -58,27 +80,14 @@ def serve_site(
             f"{listen.host} is reached from other machines, and passwords would go there in the "
             "clear: give a certificate with its key, or listen at 127.0.0.1 behind a proxy"
         )
-    settings = SiteSettings(tls=listen.certificate is not None, proxy=proxy)
-    site = Site(fleet, settings)
-    config = uvicorn.Config(
-        site.application(),
-        host=listen.host,
-        port=listen.port,
-        ssl_certfile=listen.certificate,
-        ssl_keyfile=listen.key,
-        proxy_headers=False,
-        server_header=False,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=64 << 10,
-    )
     try:
+        server = site_server(fleet, listen, proxy)
         with ExitStack() as stack:
             if otlp is not None:
-                push = OtlpPush(otlp, "tandem-fleet-web", site.figures)
+                push = OtlpPush(otlp, "tandem-fleet-web", server.site.figures)
                 push.start()
                 stack.callback(push.close)
-            _Server(config, site).run()
+            server.run()
     except OSError as error:
         raise FleetError(
             f"cannot listen at {listen.host}:{listen.port}: {error.strerror}"
