@@ -28,7 +28,8 @@ except ImportError as error:
         " 'tandem-edge[mcap]'."
     ) from error
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20  # larger ones cost memory: the writer copies them five times
+SYNC_BYTES = 4 << 20
 CHUNK_S = 1.0
 RETRY_S = 5.0  # after an error of the disk
 PROFILE, LIBRARY = "ros2", "tandem"
@@ -81,7 +82,7 @@ class McapFile:
         now_s = time.monotonic()
         if now_s - self._chunk_s >= CHUNK_S:
             self._writer.flush()
-        elif self.size == self._on_disk:
+        elif self.size - self._on_disk < SYNC_BYTES:
             return
         self._file.flush()
         self._syncing = self._disk.submit(os.fdatasync, self._file.fileno())

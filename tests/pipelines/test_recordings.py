@@ -276,7 +276,7 @@ from video_fixtures import LABELS
 from pipelines.sink_config import McapSink
 from pipelines.sinks import mcap_file
 from pipelines.sinks.table import SinkContext, open_sink
-mcap_file.CHUNK_BYTES, mcap_file.CHUNK_S = 1 << 15, 0.05
+mcap_file.CHUNK_BYTES, mcap_file.SYNC_BYTES, mcap_file.CHUNK_S = 1 << 15, 1, 0.05
 sink = mcap_file.McapOut(McapSink(path={str(path)!r}, max_s=0.4), SinkContext(LABELS))
 sync = mcap_file.os.fdatasync
 def say(fd):
