@@ -21,7 +21,7 @@ from pipelines.sinks.result import SinkContext
 try:
     from mcap.writer import Writer
 
-    from pipelines.sinks.mcap_finish import finish_recording
+    from pipelines.sinks.mcap_finish import LIBRARY, finish_recording
 except ImportError as error:
     raise PipelineError(
         "the mcap sink needs the package mcap, which is not installed: pip install"
@@ -32,7 +32,7 @@ CHUNK_BYTES = 1 << 20  # larger ones cost memory: the writer copies them five ti
 SYNC_BYTES = 4 << 20
 CHUNK_S = 1.0
 RETRY_S = 5.0  # after an error of the disk
-PROFILE, LIBRARY = "ros2", "tandem"
+PROFILE = "ros2"
 
 _log = logging.getLogger(__name__)
 

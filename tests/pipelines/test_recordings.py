@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from mcap.reader import make_reader
+from mcap.writer import Writer
 from mcap_ros2.reader import read_ros2_messages
 from rosbags.highlevel import AnyReader
 from sink_fixtures import detections, result
@@ -339,6 +340,16 @@ def test_a_release_ends_at_its_next_start_what_a_power_cut_left(tmp_path: Path) 
         sink.write(results_of_square(1)[0])
     assert counts(tmp_path / "a.mcap")["/detections"] == 5
     assert counts(tmp_path / "a-1.mcap")["/detections"] == 1
+
+
+def test_a_recording_that_another_program_writes_is_left_alone(tmp_path: Path) -> None:
+    with (tmp_path / "a.mcap").open("wb") as file:
+        writer = Writer(file)
+        writer.start("ros2", "another")
+        file.flush()
+        before = (tmp_path / "a.mcap").read_bytes()
+        assert not finish_recording(tmp_path / "a.mcap")
+    assert (tmp_path / "a.mcap").read_bytes() == before
 
 
 def test_a_full_disk_costs_frames_and_not_the_pipeline(
