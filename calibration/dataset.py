@@ -25,11 +25,12 @@ from calibration.arrays import (
 )
 from calibration.errors import CalibrationError
 from calibration.iterable import iterable_dataset
-from calibration.samples import Dataset, Skipped, batched, memory_dataset
+from calibration.samples import Dataset, Divisible, Skipped, batched, memory_dataset
 from device.errors import SourceError
 
 __all__ = [
     "Dataset",
+    "Divisible",
     "InputSpec",
     "LoadPicture",
     "Sample",
@@ -107,12 +108,16 @@ class _File:
 class _Files:
     """A data set in files; `plan`: file and the indices of its samples to read."""
 
+    shifts = False
+
     def __init__(
         self,
         plan: Sequence[tuple[_File, Sequence[int]]],
         requested: int,
         read: Callable[[_File, Sequence[int]], Iterator[Sample | Skipped]],
         prepared_by: bytes,
+        *,
+        whole: bool = True,
     ) -> None:
         self.requested = requested
         self.skipped: tuple[Skipped, ...] = ()
@@ -120,6 +125,7 @@ class _Files:
         self._plan = tuple(plan)
         self._read = read
         self._prepared_by = prepared_by
+        self._whole = whole
 
     def __len__(self) -> int:
         return sum(len(numbers) for _, numbers in self._plan)
@@ -138,12 +144,21 @@ class _Files:
                 else:
                     self.names += (file.name if file.samples == 1 else f"{file.name}[{number}]",)
                     yield item
-        if not self.names:
+        if not self.names and self._whole:
             first = self.skipped[0]
             raise CalibrationError(
                 f"none of {len(self)} calibration samples could be read ({first.name}: "
                 f"{first.reason}): check the files"
             )
+
+    def part(self, start: int, stop: int) -> "_Files":
+        plan, first = [], 0
+        for file, numbers in self._plan:
+            chosen = numbers[max(0, start - first) : max(0, stop - first)]
+            if chosen:  # what does not fill a batch is counted where a file begins
+                plan.append((file if first >= start else replace(file, rest=0), chosen))
+            first += len(numbers)
+        return _Files(plan, stop - start, self._read, self._prepared_by, whole=False)
 
     def sha256(self) -> str:
         return self._sha256

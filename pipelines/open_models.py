@@ -140,6 +140,11 @@ def open_models(
 
     `warn` hears of engines without calibration. Raises TandemError: a file cannot be used here.
     """
+    if config.kind == "serve":
+        raise ConfigError(
+            f"pipeline {config.name!r} is of kind 'serve', which has no frames: `tandem serve` runs"
+            " its engines."
+        )
     models, first = {}, config.first.name
     for one in config.networks:
         labels = load_labels(files[one.name].labels)

@@ -1,9 +1,13 @@
 # Sourced by scripts/test.sh, test_oldest.sh and test_newest.sh after venv.sh: what they have in common.
 # shellcheck shell=bash
 
+# Programs that the tests start would compile every module of Tandem again.
+unset PYTHONDONTWRITEBYTECODE
+
 # What the tests start as programs or load from the system, by Debian package name.
 debian_packages=(
     chromium
+    curl
     cyclonedds-dev
     cyclonedds-tools
     default-jre-headless

@@ -367,8 +367,8 @@ def enrolled(base: Path, fleet: Path, number: int, port: int) -> AgentBox:
     files = 'tls = {ca = "trust/ca.crt", certificate = "device.crt", key = "device.key"}'
     lines = box.config.read_text().splitlines()
     box.config.write_text("\n".join(files if "tls =" in line else line for line in lines))
-    said = output_of("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
-    assert "rabbitmqctl" not in said  # the broker was told
+    output = output_of("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
+    assert "rabbitmqctl" not in output  # the broker was told
     claim = fleet / "identity" / CLAIM
     command = [sys.executable, "-m", "device.agent", "enrol", "--config", str(box.config)]
     keys = ["--claim", f"{claim}.crt", "--claim-key", f"{claim}.key"]

@@ -264,6 +264,18 @@ def test_a_watch_is_without_a_break(events: tuple[v.Event, ...], after_s: float 
         assert run.wait(1.0) == ["d1"]
 
 
+def test_a_watch_stops_while_the_rollout_is_paused() -> None:
+    run = Run(spec(soak_s=1800.0), 1, 1)
+    run.answer(True, "d0")
+    for _ in range(2):
+        run.wait(600.0)
+        run.order("pause")
+        assert run.wait(10_000.0) == []
+        assert run.order("resume") == []
+    assert run.wait(599.0) == []
+    assert run.wait(1.0) == ["d1"]
+
+
 def test_approval_is_asked_for_when_the_watch_is_over() -> None:
     run = Run(spec(soak_s=60.0, approval=True), 1, 1)
     run.answer(True, "d0")

@@ -272,10 +272,10 @@ def folder_of(tmp_path, engine, uri, source="", sinks=""):
 def test_engine_gives_what_the_reference_gives(engine):
     rng = np.random.default_rng(11)
     feeds = {"images": rng.random((1, 3, 64, 64), np.float32)}
-    wanted = ColourDetector().infer(feeds)
+    expected = ColourDetector().infer(feeds)
     with open_engine(engine) as opened, Session(opened) as session:
         got = session.infer(feeds)
-    for name, array in wanted.items():
+    for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, atol=1e-5)
 
 

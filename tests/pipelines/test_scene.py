@@ -97,12 +97,12 @@ def test_a_region_beside_the_frame_is_refused(crop):
 
 def test_an_object_that_the_border_cuts_off_is_in_a_region_that_ends_there():
     roi = Roi(RoiConfig(polygon=((0, 0), (1, 0), (1, 1), (0, 1)), anchor="bottom"))
-    found = Detections(np.float32([[10, 20, 30, 60]]), np.float32([0.5]), np.int64([0]))
-    assert len(roi.keep(found, 80, 60)) == 1
+    detections = Detections(np.float32([[10, 20, 30, 60]]), np.float32([0.5]), np.int64([0]))
+    assert len(roi.keep(detections, 80, 60)) == 1
 
 
 def test_results_of_a_crop_are_moved_with_all_their_parts():
-    found = Detections(
+    detections = Detections(
         np.float32([[1, 2, 3, 4]]),
         np.float32([0.5]),
         np.int64([0]),
@@ -110,7 +110,7 @@ def test_results_of_a_crop_are_moved_with_all_their_parts():
         masks=Masks((np.ones((2, 2), np.float32),), np.float32([[1, 2, 3, 4]])),
         rotated=np.float32([[2, 3, 2, 2, 0.1]]),
     )
-    moved = shifted(found, 10, 20)
+    moved = shifted(detections, 10, 20)
     assert moved.boxes.tolist() == [[11, 22, 13, 24]]
     assert moved.keypoints[0, 0].tolist() == [11, 22, 0.5]
     assert moved.masks.regions.tolist() == [[11, 22, 13, 24]]
@@ -317,11 +317,11 @@ def test_a_tracker_that_comes_back_gives_no_number_again(tmp_path):
 
 
 def test_a_picture_is_made_once_however_many_threads_look_at_it():
-    made = []
+    values = []
     both = threading.Barrier(2)
 
     def picture():
-        made.append(threading.get_ident())
+        values.append(threading.get_ident())
         with suppress(threading.BrokenBarrierError):
             both.wait(0.3)  # passes if the other thread makes one, too
         return np.zeros((4, 4, 3), np.uint8)
@@ -329,7 +329,7 @@ def test_a_picture_is_made_once_however_many_threads_look_at_it():
     frame = Frame(picture, 0, Stamp.now(), Stamp.now(), "test")
     with ThreadPoolExecutor(2) as threads:
         images = list(threads.map(lambda _: frame.image, range(2)))
-    assert len(made) == 1
+    assert len(values) == 1
     assert images[0] is images[1]
 
 

@@ -12,8 +12,10 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "THIRD_PARTY.md").read_text()
 LICENCES = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| (?:everywhere|Python|`)", TEXT, re.M))
 EXTRAS = (
+    "serve",
     "web",
     "camera",
+    "dask",
     "portable",
     "fleet",
     "postgresql",
@@ -32,6 +34,7 @@ EXTRAS = (
 SPDX = {
     "Apache 2.0": "Apache-2.0",
     "EPL-2.0, BSD-3-Clause": "EPL-2.0 OR BSD-3-Clause",  # cyclonedds: its sources say OR
+    "3-Clause BSD License": "BSD-3-Clause",
     "BSD": "BSD-3-Clause",  # pyserial: its LICENSE.txt has three clauses
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
     "License :: OSI Approved :: MIT License": "MIT",

@@ -51,9 +51,7 @@ from toolkit.cli.commands.run import OutputOptions, Run
 from toolkit.cli.log import warn
 
 MAX_DETECTIONS_SHOWN = 8
-MQTT_LEFT_OUT = (
-    "The mqtt sink is left out: `python -m pipelines` publishes, as the agent has it do."
-)
+MQTT_LEFT_OUT = "The mqtt sink is left out: `tandem-pipeline` publishes, as the agent has it do."
 
 T = TypeVar("T")
 

@@ -19,6 +19,8 @@ from toolkit.cli.command import (
 )
 from toolkit.cli.options.fleet import RegistryOptions, fleet_option, watch_option
 
+OTLP = "Send metrics to this OpenTelemetry collector (OTLP over HTTP)."
+
 
 @dataclass(frozen=True, slots=True)
 class Init:
@@ -219,6 +221,7 @@ class Serve:
     metrics: str | None = option(
         "Answer Prometheus at http://HOST:PORT/metrics.  [HOST: 127.0.0.1]", metavar="[HOST:]PORT"
     )
+    otlp: str | None = option(OTLP, metavar="URL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +249,7 @@ class Web:
         "The proxy's address; from elsewhere the header means nothing; repeatable.",
         default=("127.0.0.1", "::1"), metavar="ADDRESS",
     )  # fmt: skip
+    otlp: str | None = option(OTLP, metavar="URL")
 
 
 @dataclass(frozen=True, slots=True)
