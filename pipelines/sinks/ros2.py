@@ -188,7 +188,10 @@ class Ros2Out(AbstractContextManager["Ros2Out"]):
             self._closing = True
             self._filled.notify()
         self._thread.join(CLOSE_S)
-        self._wire.close()
+        # A network that does not answer must not hold the end of the pipeline.
+        goodbye = threading.Thread(target=self._wire.close, name="ros2-goodbye", daemon=True)
+        goodbye.start()
+        goodbye.join(CLOSE_S)
 
     def write(self, result: FrameResult) -> None:
         """Queue a result for the sender thread."""
