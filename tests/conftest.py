@@ -5,6 +5,8 @@ import os
 # Triton decides when it is imported whether kernels are interpreted. PyTorch, too, imports it, so
 # this comes before any test module. Workers that compile drop it from their environment.
 os.environ["TRITON_INTERPRET"] = "1"
+# A test of a build is to see one, not what another test has built.
+os.environ["TANDEM_REBUILD"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: more threads of PyTorch and OpenBLAS would spin as they wait.
     for library in ("OMP", "OPENBLAS"):

@@ -24,7 +24,7 @@ from toolkit.fleet.brokers.local import make_parser as broker_parser
 
 NAMED = re.compile(
     r"\btandem ([a-z]+)|\b(tandem-agent(?: control| enrol| prepare| selftest)?)\b"
-    r"|(python -m pipelines)"
+    r"|(tandem-pipeline)"
     r"|\b(build|calibrate)(?: it| again)? with",
     re.IGNORECASE,
 )
@@ -66,7 +66,7 @@ PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
     "tandem-agent enrol": ("device.enrol.__main__", enrol_parser()),
     "tandem-agent prepare": ("device.runtime.tensorrt.__main__", prepare_parser()),
     "tandem-agent selftest": ("device.selftest.__main__", selftest_parser()),
-    "python -m pipelines": ("pipelines.__main__", pipeline_parser()),
+    "tandem-pipeline": ("pipelines.__main__", pipeline_parser()),
     "python -m toolkit.fleet.brokers.local": ("toolkit.fleet.brokers.local", broker_parser()),
 }
 

@@ -13,6 +13,7 @@ import cv2
 import msgspec
 import numpy as np
 import pytest
+import supervision
 from msgspec import UNSET
 from video_fixtures import (
     COLOUR_TOML,
@@ -390,12 +391,32 @@ def test_results_come_one_by_one(bundle, tmp_path):
 
 def test_a_result_converts_to_supervision(tmp_path):
     (_, result, *_) = run_all(walking(tmp_path, tracker=TRACKER))
-    supervision = pytest.importorskip("supervision")  # it brings an OpenCV of its own: no extra
     converted = result.to_supervision()
     assert isinstance(converted, supervision.Detections)
     assert converted.xyxy.tolist() == result.detections.boxes.tolist()
     assert converted.tracker_id.tolist() == [1]
     assert converted.data["class_name"].tolist() == ["red"]
+    objects = result.detections
+    pairs = [
+        (converted.xyxy, objects.boxes),
+        (converted.confidence, objects.scores),
+        (converted.class_id, objects.class_ids),
+        (converted.tracker_id, objects.track_ids),
+    ]
+    assert all(np.shares_memory(theirs, ours) for theirs, ours in pairs)
+
+
+def test_a_result_converts_to_pandas_without_copies(tmp_path):
+    (_, result, *_) = run_all(walking(tmp_path, tracker=TRACKER))
+    table = result.to_pandas()
+    assert [*table] == ["x1", "y1", "x2", "y2", "score", "class_id", "track_id", "label"]
+    objects = result.detections
+    assert table[["x1", "y1", "x2", "y2"]].to_numpy().tolist() == objects.boxes.tolist()
+    assert table["label"].tolist() == ["red"]
+    numbers = {"x1": objects.boxes, "score": objects.scores, "track_id": objects.track_ids}
+    assert all(np.shares_memory(table[key].to_numpy(), ours) for key, ours in numbers.items())
+    event = msgspec.structs.replace(result.event, detections=())
+    assert len(replace(result, decoded=no_detections(), event=event).to_pandas()) == 0
 
 
 def test_a_result_without_objects_says_what_it_is(tmp_path):
