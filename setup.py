@@ -40,10 +40,13 @@ def move_packages(tree: Path) -> None:
     package.mkdir()
     (tree / f"{NAME}.py").rename(package / "__init__.py")
     (package / "py.typed").touch()
-    shutil.rmtree(tree / f"{NAME}-stubs", ignore_errors=True)  # a package carries its own types
+    for stub in (tree / f"{NAME}-stubs").glob("*.pyi"):
+        if stub.stem != "__init__":  # of modules that tandem.py makes; it carries its own types
+            stub.rename(package / stub.name)
+    shutil.rmtree(tree / f"{NAME}-stubs", ignore_errors=True)
     for name in PACKAGES:
         (tree / name).rename(package / name)
-    rewrite(package.rglob("*.py"), modules)
+    rewrite((*package.rglob("*.py"), *package.glob("*.pyi")), modules)
 
 
 def rewrite(files: Iterable[Path], modules: set[str]) -> None:

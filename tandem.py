@@ -22,9 +22,10 @@ On the board and on the host:
                      one by one
     load_model, load_labels, read_image, preprocess, decode, view_of
                     the steps of a pipeline one by one, as a model file describes them
-Elsewhere:
-    fleet           `fleet.Client`, the API of `tandem fleet web`; also `from tandem.fleet import
-                    Client`
+Modules, also as `from tandem.fleet import Client`:
+    plugins         `Plugin` and its parts, for the file of a custom operator
+    fleet           `Client`, the API of `tandem fleet web`
+    dla             the integer arithmetic of the DLA
 
 Every error that a caller can cause is a `TandemError`. A name is imported when it is first used: on
 a board, without onnx, `open_session` and `run_pipeline` work, and the host's names raise
@@ -43,6 +44,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calibration.table import CalibrationTable, read_table, write_table
+    from device.dla_emulator.arithmetic import library as dla
     from device.errors import TandemError
     from device.session import DeviceArray, Session, SessionPool, open_session
     from pipelines.config import PreprocessConfig, load_labels, load_model
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from pipelines.sources.files import read_image
     from pipelines.stages.decode import decode, view_of
     from pipelines.stages.preprocess import preprocess
+    from toolkit import plugins
     from toolkit.build import (
         BuildOptions,
         BuildResult,
@@ -135,6 +138,13 @@ _MODULES = {
     "write_table": "calibration.table",
 }
 
+# module of the API -> the module whose names it has
+_SUBMODULES = {
+    "dla": "device.dla_emulator.arithmetic.library",
+    "fleet": "toolkit.fleet.client",
+    "plugins": "toolkit.plugins",
+}
+
 __all__ = [
     "ActivationType",
     "Broker",
@@ -171,6 +181,7 @@ __all__ = [
     "build",
     "calibrate",
     "decode",
+    "dla",
     "fleet",
     "load_labels",
     "load_model",
@@ -178,6 +189,7 @@ __all__ = [
     "open_session",
     "plan",
     "plan_text",
+    "plugins",
     "preprocess",
     "read_image",
     "read_table",
@@ -200,19 +212,26 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of this modu
         globals()[name] = value
         return value
 
-    def _of_fleet(name: str) -> object:
-        if name != "Client":
-            raise AttributeError(f"module 'tandem.fleet' has no attribute {name!r}")
-        _claim_packages()
-        from toolkit.fleet.client import Client
+    class _Submodule(ModuleType):
+        """A module of the API; as os.path is, it is one of a file that is no package."""
 
-        fleet.Client = Client
-        return Client
+        def __init__(self, name: str, origin: str) -> None:
+            super().__init__(f"tandem.{name}")
+            self._origin = origin
+            sys.modules[self.__name__] = self
 
-    fleet = ModuleType("tandem.fleet", "A fleet for programs: `Client`.")
-    fleet.__getattr__ = _of_fleet
-    fleet.__all__ = ["Client"]
-    sys.modules[fleet.__name__] = fleet  # as os.path is: this file is no package
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            _claim_packages()
+            origin = import_module(self._origin)
+            if name not in origin.__all__:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            value = getattr(origin, name)
+            setattr(self, name, value)
+            return value
+
+    globals().update((name, _Submodule(name, origin)) for name, origin in _SUBMODULES.items())
 
 
 def __dir__() -> list[str]:

@@ -81,16 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     options: argparse.Namespace, emit: Callable[[ChildMessage], None], stop: threading.Event
 ) -> None:
+    folder: Path = options.bundle
+    adapt = _sources_here(options.source)
+    config = load_pipeline(folder / PIPELINE)
+    _check_reach(config, is_release=options.data is not None)
+    if config.kind == "serve":
+        from pipelines.serving.release import run_release
+
+        run_release(config, folder, options.profile, emit, stop)
+        return
     # Here, so that a missing OpenCV is a Failure message too.
     from pipelines.open_models import bundle_files, open_models
     from pipelines.runtime.pipeline import RunOptions, run_pipeline
     from pipelines.runtime.reload import ReloadFile, hangups
     from pipelines.sinks.table import Broker
 
-    folder: Path = options.bundle
-    adapt = _sources_here(options.source)
-    config = load_pipeline(folder / PIPELINE)
-    _check_reach(config, is_release=options.data is not None)
     config = adapt(config)
     broker = None
     if options.mqtt_host is not None:

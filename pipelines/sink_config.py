@@ -101,6 +101,31 @@ class PrometheusSink(Value, frozen=True, kw_only=True, tag="prometheus", tag_fie
     host: str = "127.0.0.1"
 
 
+class McapSink(Value, frozen=True, kw_only=True, tag="mcap", tag_field="kind"):
+    """Record pictures, results and figures as messages of ROS 2 in MCAP files.
+
+    `quality`: of the JPEG pictures. `max_mb` and `max_s`: then the next file is begun.
+    """
+
+    path: str
+    quality: Annotated[int, Meta(ge=1, le=100)] = 85
+    max_mb: Positive = 1024
+    max_s: PositiveFloat = 600.0
+    models: tuple[str, ...] = ()
+
+
+class FoxgloveSink(Value, frozen=True, kw_only=True, tag="foxglove", tag_field="kind"):
+    """Serve pictures, results and figures to Foxglove at ws://HOST:PORT; port 0 takes a free one.
+
+    `quality`: of the JPEG pictures, which are made while somebody looks.
+    """
+
+    port: Port = 8765
+    host: str = "127.0.0.1"
+    quality: Annotated[int, Meta(ge=1, le=100)] = 85
+    models: tuple[str, ...] = ()
+
+
 class Ros2Sink(Value, frozen=True, kw_only=True, tag="ros2", tag_field="kind"):
     """Publish results as messages of ROS 2, without ROS.
 
@@ -127,7 +152,15 @@ class Ros2Sink(Value, frozen=True, kw_only=True, tag="ros2", tag_field="kind"):
 
 
 SinkConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
-    MqttSink, JsonlSink, VideoSink, SnapshotSink, SerialSink, PrometheusSink, Ros2Sink
+    MqttSink,
+    JsonlSink,
+    VideoSink,
+    SnapshotSink,
+    SerialSink,
+    PrometheusSink,
+    McapSink,
+    FoxgloveSink,
+    Ros2Sink,
 ]
 
 
@@ -136,11 +169,11 @@ def resource_of(config: SinkConfig) -> tuple[str, object] | None:
     match config:
         case MqttSink():
             return "broker's topics", ""
-        case PrometheusSink():
+        case PrometheusSink() | FoxgloveSink():
             return ("port", config.port) if config.port else None
         case SerialSink():
             return "serial port", config.port
-        case JsonlSink() | VideoSink():
+        case JsonlSink() | VideoSink() | McapSink():
             return "file", config.path
         case Ros2Sink():
             return "ROS 2 node", (config.wire, config.domain, config.namespace, config.node)

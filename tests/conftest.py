@@ -7,6 +7,10 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 # A test of a build is to see one, not what another test has built.
 os.environ["TANDEM_REBUILD"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: more threads of PyTorch and OpenBLAS would spin as they wait.
+    for library in ("OMP", "OPENBLAS"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 import contextlib
 import gc

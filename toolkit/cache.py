@@ -60,7 +60,7 @@ def key_of(*parts: str | bytes) -> str:
 
 def read_entry(kind: str, key: str, folder: Path | None = None) -> bytes | None:
     """Return the content of an entry, None if there is none, or a damaged one, which is removed."""
-    path = _path(kind, key, folder)
+    path = entry_path(kind, key, folder)
     try:
         data = path.read_bytes()
         with suppress(OSError):
@@ -78,7 +78,7 @@ def read_entry(kind: str, key: str, folder: Path | None = None) -> bytes | None:
 
 def write_entry(kind: str, key: str, content: bytes, folder: Path | None = None) -> bool:
     """Write an entry; False where the folder cannot be written: it will be made again."""
-    path = _path(kind, key, folder)
+    path = entry_path(kind, key, folder)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -94,7 +94,7 @@ def entries(folder: Path | None = None) -> Iterator[Entry]:
     root = folder or cache_folder()
     found = []
     for kind in KINDS:
-        for path in (root / kind).glob("??/*"):
+        for path in (root / kind).glob(f"??/{'[0-9a-f]' * 2 * HASH_BYTES}"):
             with suppress(OSError):  # another process trims
                 state = path.stat()
                 found.append(Entry(kind, path.name, path, state.st_size, state.st_mtime))
@@ -130,5 +130,6 @@ def code_version() -> str:
     return f"{release}+{digest.hexdigest()[:12]}"
 
 
-def _path(kind: str, key: str, folder: Path | None) -> Path:
+def entry_path(kind: str, key: str, folder: Path | None = None) -> Path:
+    """Return the file of an entry."""
     return (folder or cache_folder()) / kind / key[:2] / key

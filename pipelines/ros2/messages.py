@@ -19,6 +19,7 @@ COMPRESSED_IMAGE = "sensor_msgs/msg/CompressedImage"
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 LABEL_INFO = "vision_msgs/msg/LabelInfo"
 ANNOTATIONS = "foxglove_msgs/msg/ImageAnnotations"
+STRING = "std_msgs/msg/String"
 DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
 
 _HEADER = "std_msgs/Header header\n"
@@ -30,6 +31,7 @@ _RANGE = "{0} from_value\n{0} to_value\n{1} step\n"
 DEFINITIONS: dict[str, str] = {
     "builtin_interfaces/msg/Time": "int32 sec\nuint32 nanosec\n",
     "std_msgs/msg/Header": "builtin_interfaces/Time stamp\nstring frame_id\n",
+    STRING: "string data\n",
     "geometry_msgs/msg/Point": _XYZ,
     "geometry_msgs/msg/Vector3": _XYZ,
     "geometry_msgs/msg/Quaternion": "float64 x 0\nfloat64 y 0\nfloat64 z 0\nfloat64 w 1\n",

@@ -40,7 +40,7 @@ def open_node(node: Node) -> "ZenohNode":
     settings: dict[str, object] = {
         "mode": "peer",
         "connect/endpoints": connect,
-        "connect/timeout_ms": 0,  # a router that is away is looked for in the background
+        "connect/timeout_ms": -1,  # a router that is away is looked for in the background
         "connect/exit_on_failure": False,
         "connect/retry": {
             "period_init_ms": RETRY_MS,

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,8 +17,9 @@ import numpy as np
 
 from device.closing import Closing
 from device.engine.file import open_engine
-from device.engine.manifest import DimRange, TensorInfo
+from device.engine.manifest import DimRange, Manifest, TensorInfo
 from device.errors import SessionError, TandemError
+from device.runtime.executors.table import SegmentReport
 from device.runtime.pool import turns_of
 from device.runtime.session import Session
 from pipelines.serving.model_config import (
@@ -75,6 +76,7 @@ class Figures:
     executions: int = 0
     last_ms: int = 0
     spent_ns: Counter[str] = field(default_factory=Counter)
+    recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     batches: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def __post_init__(self) -> None:
@@ -101,6 +103,7 @@ class Figures:
             else:
                 self.success += 1
                 self.success_ns += spent_ns
+                self.recent_ms.append(spent_ns / 1e6)
                 self.last_ms = time.time_ns() // 1_000_000
 
     def as_json(self) -> dict[str, Any]:
@@ -351,6 +354,21 @@ class QueuedModel(Model):
         for runner in self._runners:
             runner.close()
 
+    @property
+    def reports(self) -> list[SegmentReport]:
+        """How the segments of an engine run; none of a model.onnx."""
+        return [one for runner in self._runners[:1] for one in getattr(runner, "reports", ())]
+
+    def sample(self) -> InferRequest:
+        """Return a request of zeros."""
+        inputs = []
+        for port in self.inputs.values():
+            sizes = [dim.opt if isinstance(dim, DimRange) else dim or 1 for dim in port.dims]
+            shape = [1, *sizes] if self.max_batch else sizes
+            array = np.zeros(shape, DATATYPES[port.datatype].numpy)
+            inputs.append(Tensor(port.name, port.datatype, array.shape, array))
+        return InferRequest(self.name, str(self.version), inputs)
+
     async def run(self, request: InferRequest) -> dict[str, Array]:
         """Queue a request and wait for its outputs."""
         self._loop = asyncio.get_running_loop()
@@ -365,6 +383,8 @@ class QueuedModel(Model):
             whole(request.parameters, "timeout", where) / 1e6,
         )
         self.scheduler.submit(item)
+        if item.timeout_s:
+            self._loop.call_later(item.timeout_s, self.scheduler.expire)
         try:
             return await work.answer
         except asyncio.CancelledError:
@@ -502,9 +522,7 @@ def open_file(path: Path, count: int, dla_core: int | None, profile: str | None)
                 session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
                 closing.callback(session.close)
                 runners.append(session)
-            dims = {dim.name: dim for dim in session.dims}
-            inputs = tuple(_port(one, dims) for one in session.inputs)
-            outputs = tuple(_port(one, dims) for one in session.outputs)
+            inputs, outputs = ports_of_engine(engine.manifest)
             for runner in runners:
                 warm_up(runner, inputs)
             closing.pop_all()
@@ -520,6 +538,17 @@ def warm_up(runner: Runner, inputs: Sequence[Port]) -> None:
         )
         for port in inputs
     })  # fmt: skip
+
+
+def ports_of_engine(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """Return the inputs and outputs of an engine."""
+    dims = {dim.name: dim for dim in manifest.dims}
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    inputs, outputs = (
+        tuple(_port(tensors[name], dims) for name in names)
+        for names in (manifest.inputs, manifest.outputs)
+    )
+    return inputs, outputs
 
 
 def _port(tensor: TensorInfo, dims: Mapping[str, DimRange]) -> Port:

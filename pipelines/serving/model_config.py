@@ -55,9 +55,17 @@ class ModelPort:
 def read_config(path: Path) -> Config:
     """Return the configuration in a file. Raises ConfigError."""
     try:
-        return text_format.Parse(path.read_text(encoding="utf-8"), message("ModelConfig")())
-    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise ConfigError(f"{path} is no model configuration: {error}.") from error
+        return parse_config(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+
+
+def parse_config(text: str, where: object) -> Config:
+    """Return the configuration in a text of `where`. Raises ConfigError."""
+    try:
+        return text_format.Parse(text, message("ModelConfig")())
+    except text_format.ParseError as error:
+        raise ConfigError(f"{where} is no model configuration: {error}.") from error
 
 
 def parse_override(text: str) -> Config:

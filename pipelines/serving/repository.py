@@ -1,27 +1,28 @@
 """The models on disk, and which of them are ready.
 
-A folder has engines (`NAME.engine`), models (`NAME.onnx`), each with `NAME.pbtxt` or without, and
-folders as Triton's: `NAME/config.pbtxt`, `NAME/1/model.engine`.
+A folder has engines (`NAME.engine`), models (`NAME.onnx`), each with `NAME.pbtxt` or without,
+bundles, and folders as Triton's: `NAME/config.pbtxt`, `NAME/1/model.engine`.
 """
 
 import asyncio
 import logging
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from device.errors import ConfigError, SessionError, TandemError
+from pipelines.serving.bundles import BundleModel, PictureModel, is_bundle, models_of
 from pipelines.serving.ensemble import Ensemble
-from pipelines.serving.messages import message
 from pipelines.serving.model import Model, QueuedModel, open_file
 from pipelines.serving.model_config import (
     CONFIG,
     ENSEMBLE,
     Config,
     complete,
+    parse_config,
     parse_override,
     read_config,
 )
@@ -37,12 +38,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model on disk: `versions` are its files, or folders without one that is run."""
+    """A model on disk: `versions` are its files, or folders without one that is run; `defaults`:
+    the text of its configuration where it has no file."""
 
     name: str
     folder: Path
     config: Path | None
     versions: Mapping[int, Path]
+    defaults: str = ""
+    picture: BundleModel | None = None
 
     def signature(self) -> tuple[tuple[str, int, int], ...]:
         """What changes when a file does."""
@@ -63,11 +67,14 @@ def scan(root: Path) -> dict[str, Source]:
         entries = sorted(root.iterdir())
     except OSError as error:
         raise ConfigError(f"the repository {root} cannot be read ({error.strerror}).") from error
-    sources = {}
+    sources: dict[str, Source] = {}
     for path in reversed(entries):  # so that an engine replaces the .onnx of the same name
         if path.name.startswith("."):
             continue
         source = _folder(path) if path.is_dir() else None
+        if is_bundle(path):
+            sources |= _bundle(path)
+            continue
         if path.is_file() and path.suffix in SUFFIXES:
             config = path.with_suffix(".pbtxt")
             source = Source(path.stem, root, config if config.is_file() else None, {1: path})
@@ -76,19 +83,34 @@ def scan(root: Path) -> dict[str, Source]:
     return dict(sorted(sources.items()))
 
 
+def _bundle(path: Path) -> dict[str, Source]:
+    try:
+        models = models_of(path)
+    except TandemError as error:
+        _log.error("%s is left out: %s", path, error)
+        return {}
+    return {
+        one.name: Source(
+            one.name, one.engine.parent, None, {1: one.engine}, one.config,
+            one if one.picture is not None else None,
+        )
+        for one in models
+    }  # fmt: skip
+
+
 def _folder(path: Path) -> Source | None:
     config = path / CONFIG
     numbers = [
         one for one in path.iterdir() if one.is_dir() and one.name.isdecimal() and int(one.name) > 0
     ]
-    if not numbers and not config.is_file():
-        return None
     versions = {
         int(one.name): next(
             (one / f"model{end}" for end in SUFFIXES if (one / f"model{end}").is_file()), one
         )
         for one in sorted(numbers, key=lambda one: int(one.name))
     }
+    if not config.is_file() and all(one.is_dir() for one in versions.values()):
+        return None
     return Source(path.name, path, config if config.is_file() else None, versions)
 
 
@@ -96,9 +118,15 @@ class Repository:
     """The models of a folder; all methods are for the thread of the event loop."""
 
     def __init__(
-        self, root: Path, mode: Mode, *, profile: str | None = None, max_queue: int = 1024
+        self,
+        scan: Callable[[], Mapping[str, Source]],
+        mode: Mode,
+        *,
+        profile: str | None = None,
+        max_queue: int = 1024,
     ) -> None:
-        self.root = root
+        """`scan` returns the models on disk, by name."""
+        self._scan = scan
         self.mode = mode
         self._profile = profile
         self._max_queue = max_queue
@@ -151,7 +179,7 @@ class Repository:
     def index(self) -> list[dict[str, str]]:
         """Return all models of the folder with their state."""
         try:
-            unknown = [name for name in scan(self.root) if name not in self._states]
+            unknown = [name for name in self._scan() if name not in self._states]
         except ConfigError:
             unknown = []
         rows = [
@@ -164,12 +192,12 @@ class Repository:
 
     async def load_all(self, names: Sequence[str] = ()) -> None:
         """Load all models, in mode explicit those of `names` ("*": all); what fails is noted."""
-        sources = scan(self.root)
+        sources = self._scan()
         if self.mode == "explicit" and "*" not in names:
             for name in names:
                 if name not in sources:
                     raise ConfigError(
-                        f"the repository {self.root} has no model {name!r}: it has"
+                        f"the repository has no model {name!r}: it has"
                         f" {', '.join(sources) or 'none'}."
                     )
             sources = {name: sources[name] for name in names}
@@ -185,7 +213,7 @@ class Repository:
         while True:
             await asyncio.sleep(every_s)
             try:
-                sources = scan(self.root)
+                sources = self._scan()
             except ConfigError as error:
                 _log.error("%s", error)
                 continue
@@ -211,14 +239,14 @@ class Repository:
         """
         self._check_control()
         try:
-            source = scan(self.root).get(name)
+            source = self._scan().get(name)
             if files:
                 await self._load_files(name, override, files)
                 return
             if source is None:
                 refuse(
-                    f"failed to load {name!r}, failed to poll from model repository: {self.root}"
-                    " has no such model",
+                    f"failed to load {name!r}, failed to poll from model repository: it has"
+                    " no such model",
                     Status.NOT_FOUND,
                 )
             await self._load(source, parse_override(override) if override else None)
@@ -282,7 +310,7 @@ class Repository:
                 config = override
                 if config is None:
                     config = (
-                        message("ModelConfig")() if source.config is None
+                        parse_config(source.defaults, name) if source.config is None
                         else read_config(source.config)
                     )  # fmt: skip
                 if config.HasField("ensemble_scheduling"):
@@ -309,7 +337,7 @@ class Repository:
                 await asyncio.to_thread(model.close)
 
     async def _load_steps(self, name: str, config: Config) -> None:
-        sources = scan(self.root)
+        sources = self._scan()
         for step in config.ensemble_scheduling.step:
             if self._reaches(step.model_name, name):
                 raise ConfigError(f"ensemble {name!r} has itself as a step.")
@@ -318,7 +346,7 @@ class Repository:
 
     def _reaches(self, start: str, name: str) -> bool:
         """Whether a model is, or has as a step, the one of this name, by the files on disk."""
-        seen, waiting, sources = set(), [start], scan(self.root)
+        seen, waiting, sources = set(), [start], self._scan()
         while waiting:
             one = waiting.pop()
             if one == name:
@@ -332,6 +360,8 @@ class Repository:
 
     def _open(self, source: Source, config: Config, version: int) -> Model:
         """Open a version in a thread. Raises TandemError."""
+        if source.picture is not None:
+            return PictureModel(version, source.picture, self.find)
         if config.HasField("ensemble_scheduling"):
             full = complete(config, source.name, ENSEMBLE, (), ())
             return Ensemble(version, full, source.folder, self.find)

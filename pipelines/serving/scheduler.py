@@ -123,14 +123,10 @@ class RequestQueue:
         if preferred:
             run = run[: preferred[-1] + 1]
         elif not full and now_s < due_s:
-            return [], min([due_s, *self._deadlines()])
+            return [], due_s
         for item in run:
             self._levels[item.level].remove(item)
         return run, None
-
-    def next_deadline(self) -> float | None:
-        """Return when the next request has waited too long."""
-        return min(self._deadlines(), default=None)
 
     def _run(self) -> tuple[Item, list[Item], bool]:
         """Return the first request, those that go with it, and whether the next one does not."""
@@ -146,14 +142,6 @@ class RequestQueue:
 
     def _is_late(self, item: Item, now_s: float) -> bool:
         return bool(item.timeout_s) and not item.late and now_s >= item.queued_s + item.timeout_s
-
-    def _deadlines(self) -> list[float]:
-        return [
-            item.queued_s + item.timeout_s
-            for waiting in self._levels.values()
-            for item in waiting
-            if item.timeout_s and not item.late
-        ]
 
 
 _NOBODY = Item(None, 0, None)
@@ -210,22 +198,29 @@ class Scheduler:
                 return
             run(batch)
 
+    def expire(self) -> None:
+        """Refuse what has waited too long."""
+        with self._changed:
+            self._expire(time.monotonic())
+
+    def _expire(self, now_s: float) -> None:
+        for item in self._queue.expire(now_s):
+            waited_ms = (now_s - item.queued_s) * 1e3
+            sentence = (
+                f"request timeout expired: it waited {waited_ms:.1f} ms for model"
+                f" {self._queue.policy.model!r} and may wait {item.timeout_s * 1e3:.1f} ms"
+            )
+            self._fail(item, Refusal(Status.UNAVAILABLE, sentence))
+
     def _next(self) -> list[Item] | None:
         """Wait for the next batch; None: there are no more."""
         with self._changed:
             while True:
                 now_s = time.monotonic()
-                for item in self._queue.expire(now_s):
-                    waited_ms = (now_s - item.queued_s) * 1e3
-                    self._fail(item, Refusal(
-                        Status.UNAVAILABLE,
-                        f"request timeout expired: it waited {waited_ms:.1f} ms for model"
-                        f" {self._queue.policy.model!r} and may wait {item.timeout_s * 1e3:.1f} ms",
-                    ))  # fmt: skip
+                self._expire(now_s)
                 batch, again_s = self._queue.take(now_s if not self._closing else float("inf"))
                 if batch:
                     return batch
                 if self._closing:
                     return None
-                again_s = self._queue.next_deadline() if again_s is None else again_s
                 self._changed.wait(None if again_s is None else max(0.0, again_s - now_s))

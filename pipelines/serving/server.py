@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from pipelines.serving.repository import Mode
 
 if TYPE_CHECKING:
     from pipelines.serving.http import HttpServer
+    from pipelines.serving.repository import Repository
     from pipelines.serving.service import Service
 
 MIB = 1 << 20
@@ -64,14 +66,16 @@ class Ports:
 
 
 @asynccontextmanager
-async def serving(options: ServeOptions) -> AsyncIterator[Ports]:
-    """Serve a repository inside the block. Raises TandemError."""
+async def serving(
+    options: ServeOptions, models: "Repository | None" = None
+) -> AsyncIterator[Ports]:
+    """Serve a folder, or other models, inside the block. Raises TandemError."""
     try:
         import grpc  # noqa: F401
 
         from pipelines.serving.http import HttpServer
         from pipelines.serving.metrics import metrics_text
-        from pipelines.serving.repository import Repository
+        from pipelines.serving.repository import Repository, scan
         from pipelines.serving.service import Service
         from pipelines.serving.shared_memory import SystemRegions
     except ModuleNotFoundError as error:
@@ -85,8 +89,11 @@ async def serving(options: ServeOptions) -> AsyncIterator[Ports]:
     async with AsyncExitStack() as stack:
         regions = SystemRegions(prefix)
         stack.callback(regions.close)
-        repository = Repository(
-            options.repository, options.mode, profile=options.profile, max_queue=options.max_queue
+        repository = models or Repository(
+            partial(scan, options.repository),
+            options.mode,
+            profile=options.profile,
+            max_queue=options.max_queue,
         )
         service = Service(
             repository, regions, token=token, max_request_bytes=options.max_request_mb * MIB,

@@ -35,6 +35,7 @@ from pipelines.sources.uri import (
     parse_camera,
     parse_csi,
     parse_images,
+    parse_mcap,
     parse_ros2,
     parse_test,
     redact,
@@ -104,6 +105,13 @@ def _open_file(config: SourceConfig, waiting: Waiting) -> Source:
 def _open_images(config: SourceConfig, waiting: Waiting) -> Source:
     name, fps = parse_images(config.uri)
     return ImageFolder(_existing(name), config, fps)
+
+
+def _open_recording(config: SourceConfig, waiting: Waiting) -> Source:
+    from pipelines.sources.recording import Recording
+
+    name, topic = parse_mcap(config.uri)
+    return Recording(_existing(name), topic, config)
 
 
 def _existing(name: str) -> Path:
@@ -221,6 +229,7 @@ def _open_ros2(config: SourceConfig, waiting: Waiting) -> Source:
 SOURCES: dict[str, Callable[[SourceConfig, Waiting], Source]] = {
     "file": _open_file,
     "images": _open_images,
+    "mcap": _open_recording,
     "test": _open_pattern,
     "v4l2": _open_camera,
     "csi": _open_csi,

@@ -18,6 +18,7 @@ CSI_SIZE = {"width": 1280, "height": 720, "fps": 30}
 FLIPS = tuple(map(str, range(8)))  # of nvvidconv's flip-method
 TEST_KEYS = ("width", "height", "fps")
 IMAGE_KEYS = ("fps",)
+MCAP_KEYS = ("topic",)
 ROS2_KEYS = ("wire", "domain", "node", "connect", "qos")
 LARGEST = 16384
 
@@ -144,6 +145,14 @@ def parse_images(uri: str) -> tuple[str, float | None]:
     path, options = _read_address(uri, "image", IMAGE_KEYS, "images:///data/pictures")
     fps = options.get("fps")
     return path, None if fps is None else float(_positive(uri, "image", "fps", fps))
+
+
+def parse_mcap(uri: str) -> tuple[str, str]:
+    """Read `mcap://data/run.mcap?topic=/image/compressed`: the path, and the topic or ""."""
+    path, options = _read_address(uri, "recording", MCAP_KEYS, "mcap://run.mcap")
+    if not path:
+        raise SourceError(f"recording address {uri!r} names no file: write mcap://run.mcap.")
+    return path, options.get("topic", "")
 
 
 def parse_ros2(uri: str) -> Ros2Topic:

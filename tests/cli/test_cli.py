@@ -48,7 +48,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
         ("build", "Model Precision Calibration Plan Kernels Output Options"),
         ("plan", "Model Calibration Precision Plan Output Options"),
         ("calibrate", "Model Calibration Output Options"),
-        ("run", "Model Kernels Output Options"),
+        *((name, "Model Kernels Output Options") for name in ("run", "record", "replay")),
     ],
 )
 def test_the_help_shows_options_in_groups(name: str, titles: str) -> None:

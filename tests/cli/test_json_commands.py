@@ -48,6 +48,11 @@ sys.meta_path.insert(0, Noisy())
 PROFILE = ("--profile", "laptop")
 BUNDLE = ("bundle", "create", "net.engine", "--pipeline", "pipeline.toml", "--labels", "labels.txt")
 NOWHERE = ("--broker", "127.0.0.1:1")
+MATRIX = """
+models = [{ path = "net.onnx" }]
+profiles = ["laptop"]
+precisions = ["fp32"]
+"""
 PIPELINE = """
 name = "x"
 [source]
@@ -85,6 +90,11 @@ ROWS = {
     "plan": row("plan", "net.onnx", "--profile", "agx-orin-64gb", "--seconds", "1"),
     "explain": row("explain"),
     "build": row("build", "net.onnx", *PROFILE, "-o", "again.engine"),
+    "build-all": row("build-all", "matrix.toml"),
+    "cache info": row("cache", "info"),
+    "cache trim": row("cache", "trim", "--to", "1000GiB"),
+    "cache push": fails("cache", "push", "127.0.0.1:1/x:1"),
+    "cache pull": fails("cache", "pull", "127.0.0.1:1/x:1"),
     "calibrate": row("calibrate", "net.onnx", "--data", "samples.npy", "-o", "t.json"),
     "ranges": row("ranges", "table.json"),
     "inspect": row("inspect", "net.engine"),
@@ -97,7 +107,11 @@ ROWS = {
     "bench": row("bench", "net.engine", "--iterations", "2"),
     "export": row("export", "board.engine", "-o", "exported"),
     "pipeline check": row("pipeline", "check", "pipeline.toml"),
+    "import-triton": fails("import-triton", "pictures", *PROFILE, "-o", "repository"),
+    "serve": fails("serve", ".", "--host", "0.0.0.0"),
     "run": row("run", "net.bundle", "--source", "pictures", "--frames", "2"),
+    "record": row("record", "net.bundle", "a.mcap", "--source", "pictures", "--frames", "2"),
+    "replay": fails("replay", "net.bundle", "missing.mcap"),
     "bundle create": row(*BUNDLE, "-o", "again.bundle"),
     "bundle diff": row("bundle", "diff", "net.bundle", "net.bundle"),
     "bundle inspect": row("bundle", "inspect", "net.bundle"),
@@ -175,6 +189,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_convnet(folder / "net.onnx", random)
     np.save(folder / "samples.npy", random.random((4, 3, 32, 32), np.float32))
     (folder / "pipeline.toml").write_text(PIPELINE)
+    (folder / "matrix.toml").write_text(MATRIX)
     (folder / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
     (folder / "pictures").symlink_to(ROOT / "configs/scenes/heldout")
     (folder / "noise").mkdir()

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleet_server_fixtures import device_row, report, write_fleet
-from store_fixtures import BEAT_S, EAR, NOW_S, answer, fleet, served, spec_of
+from fleet_server_fixtures import device_row, release, report, write_fleet
+from store_fixtures import BEAT_S, EAR, NOW_S, all_devices, answer, fleet, served, spec_of
 
 from device.protocol.documents import (
     Beat,
@@ -64,6 +64,43 @@ def presence_of(row: DeviceRow, ear: Ear) -> str:
     verdict = row.liveness(ear)
     is_late = verdict == "alive" and abs(ear.until_s - row.heard_s) > 0.9 * row.beat_s
     return {"alive": "late" if is_late else "online", "no_beat": "online"}.get(verdict, verdict)
+
+
+def test_a_plan_sees_devices_as_their_documents_are(filled: Database) -> None:
+    for ear in (EAR, Ear(NOW_S - 10.0, NOW_S), Ear(NOW_S, NOW_S)):
+        expected = [target for row in all_rows(filled) if (target := row.target(ear))]
+        assert queries.load_targets(filled, ear) == [
+            replace(one, facts=msgspec.structs.replace(one.facts, labels={}, bundles=()))
+            for one in expected
+        ]
+
+
+def test_a_plan_reads_the_documents_of_full_devices_alone(
+    filled: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two full devices has the release in a slot, so that it needs no room."""
+    full = DeviceFacts(free_mb=1, bundles=("c" * 64,))
+    large = msgspec.structs.replace(
+        release("c"), blob=msgspec.structs.replace(release("c").blob, bytes=10**9)
+    )
+    rows = [
+        device_row("x0", report(facts=full)),
+        device_row("x1", report(facts=DeviceFacts(free_mb=1))),
+    ]
+    with filled.write():
+        devices.save_devices(filled, rows)
+    read: list[str] = []
+    load = queries.load_rows
+    monkeypatch.setattr(
+        queries, "load_rows", lambda store, ids: (read.extend(ids), load(store, ids))[1]
+    )
+    plan = operations.make_plan(filled, spec_of("c", release=large))
+    assert [group.devices for group in plan.groups] == [("x0",)]
+    assert plan.unsigned == ("x0",)
+    assert next(row for row in plan.unfit if row.device == "x1").reasons == (
+        "it has 1 MB free, the release takes 1908 MB to install",
+    )
+    assert {"x0", "x1"} <= set(read) < {row.id for row in all_devices(filled)}
 
 
 def test_presence_is_judged_as_the_pure_function_does(filled: Database) -> None:
@@ -549,7 +586,7 @@ def write_old_store(url: str, folder: Path, version: int) -> None:
 def test_an_older_store_is_brought_up_to_date(url: str, tmp_path: Path, version: int) -> None:
     write_old_store(url, tmp_path, version)
     store = open_database(url, tmp_path)
-    first, second = devices.load_devices(store)
+    first, second = all_devices(store)
     assert (first.id, first.heard_s, first.labels) == ("d0", 5.0, {"group": "canary"})
     assert (second.id, second.reported) == ("d1", None)
     view = device_view(store, "d0")
@@ -569,6 +606,21 @@ def test_an_older_store_is_brought_up_to_date(url: str, tmp_path: Path, version:
     served(store, ("d0",))
     store.close()
     open_database(url, tmp_path).close()  # and once more
+
+
+def test_a_store_of_version_3_is_told_who_takes_unsigned_releases(url: str, tmp_path: Path) -> None:
+    store = open_database(url, tmp_path)
+    signed = msgspec.structs.replace(report(facts=DeviceFacts(module='"dev":true')), dev=False)
+    with store.write():
+        devices.save_devices(store, [device_row("d0", report()), device_row("d1", signed)])
+        store.run("ALTER TABLE devices DROP COLUMN dev")
+        store.run("DROP INDEX desired_expires")
+        store.run("UPDATE settings SET value = 3 WHERE name = 'schema'")
+    store.close()
+    store = open_database(url, tmp_path)
+    assert store.rows("SELECT id, dev FROM devices ORDER BY id") == [("d0", 1), ("d1", 0)]
+    assert rollouts.first_expiry(store) == float("inf")
+    store.close()
 
 
 def test_a_migration_that_fails_leaves_the_older_store(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -134,11 +135,13 @@ def test_import_tandem_alone_loads_none_of_its_packages() -> None:
 
 
 def test_every_name_of_the_api_is_there_and_has_a_docstring() -> None:
-    assert set(tandem.__all__) == {*tandem._MODULES, "__version__", "fleet"}
+    assert set(tandem.__all__) == {*tandem._MODULES, *tandem._SUBMODULES, "__version__"}
     assert list(tandem.__all__) == sorted(tandem.__all__)
     stubs = (ROOT / "tandem-stubs/__init__.pyi").read_text()
     rows = re.findall(r"^from ([\w.]+) import (\w+) as \2$", stubs, re.M)
-    assert {name: module for module, name in rows} == {**tandem._MODULES, "fleet": "."}
+    assert {name: module for module, name in rows} == {
+        **tandem._MODULES, **dict.fromkeys(tandem._SUBMODULES, "."),
+    }  # fmt: skip
     undocumented = [name for name in tandem._MODULES if not getattr(tandem, name).__doc__]
     assert undocumented == []
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
@@ -159,6 +162,13 @@ def test_the_client_of_a_fleet_is_there_without_the_compiler(tmp_path: Path, cod
     assert done.stdout == "<class 'toolkit.fleet.client.Client'>\n", done.stderr
 
 
-def test_a_fleet_has_no_other_names() -> None:
-    with pytest.raises(AttributeError, match=r"'tandem\.fleet' has no attribute 'nonsense'"):
-        tandem.fleet.nonsense  # type: ignore[attr-defined]  # noqa: B018
+@pytest.mark.parametrize("name", tandem._SUBMODULES)
+def test_a_module_of_the_api_has_the_names_of_its_origin_and_no_others(name: str) -> None:
+    module, origin = getattr(tandem, name), import_module(tandem._SUBMODULES[name])
+    assert [getattr(module, one) for one in origin.__all__] == [
+        getattr(origin, one) for one in origin.__all__
+    ]
+    stub = (ROOT / f"tandem-stubs/{name}.pyi").read_text()
+    assert stub == f"from {tandem._SUBMODULES[name]} import *\n"
+    with pytest.raises(AttributeError, match=rf"'tandem\.{name}' has no attribute 'nonsense'"):
+        module.nonsense  # noqa: B018

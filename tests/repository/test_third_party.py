@@ -23,6 +23,8 @@ EXTRAS = (
     "serial",
     "ros2",
     "dds",
+    "mcap",
+    "foxglove",
     "torch",
     "tensorflow",
     "gpu-build",

@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +60,17 @@ def build(options: Build) -> None:
     print_page_path(options.html, as_json=options.as_json)
 
 
+def from_cache(options: Build) -> Built | None:
+    """Write the files of a build that was done before; None if it was not. Raises TandemError."""
+    key = build_key(options)
+    return None if key is None else _from_cache(key, options)
+
+
 def build_cached(options: Build, measured: "dict[str, Ranges] | None" = None) -> tuple[Built, bool]:
-    """Return what a build says, and whether it was done before. Raises TandemError."""
+    """Return what a build says, and whether it was done before. Raises TandemError.
+
+    `measured`: calibrations of other builds, which this one takes and adds to.
+    """
     key = build_key(options)
     built = None if key is None else _from_cache(key, options)
     if built is not None:
@@ -95,7 +105,7 @@ def build_key(options: Build) -> str | None:
         parts += sorted(cpu_flags())
     parts += _parts(options)
     if Path(options.profile).suffix == ".toml":
-        parts.append(model_sha256(Path(options.profile)))
+        parts.append(_content(Path(options.profile)))
     return key_of(*parts)
 
 
@@ -182,12 +192,25 @@ def _parts(value: object) -> Iterator[str]:
         else:
             yield f"{one.name} {item!r}"
         if isinstance(item, Path):
-            yield model_sha256(item)
+            yield _content(item)
 
 
 def _has_external_data(model: Path) -> bool:
     """Whether weights may stand in other files, which the key does not see."""
     return model.is_file() and model.suffix == ".onnx" and b"location" in model.read_bytes()
+
+
+def _content(path: Path) -> str:
+    """Return the hash of a file or folder, which is read once for all builds of this process."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    states = [(str(one), one.stat()) for one in files if one.is_file()]
+    return _hashed(path, tuple((name, s.st_size, s.st_mtime_ns) for name, s in states))
+
+
+@lru_cache(maxsize=256)
+def _hashed(path: Path, states: tuple[tuple[str, int, int], ...]) -> str:
+    """The hash of what is at a path as long as no file there changes."""
+    return model_sha256(path)
 
 
 def _version(package: str) -> str:

@@ -19,13 +19,13 @@ from toolkit.fleet.rollout.policy import going_back
 from toolkit.fleet.rollout.reports import event_of, request_of
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
+from toolkit.fleet.server.device_cache import DeviceCache
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import (
     DeviceRow,
     load_decommissioned,
-    load_devices,
     load_labels,
     readmit,
     save_devices,
@@ -66,9 +66,8 @@ class Control:
         self._states = self._replay()
         self._owners = owners(self._states)
         self._releases = rollouts.load_releases(database)
-        self.devices = {row.id: row for row in load_devices(database)}
+        self.devices = DeviceCache(database)
         self._labels = load_labels(database)
-        self.desired = rollouts.load_desired(database)
         self.decommissioned = load_decommissioned(database)
 
     @property
@@ -110,9 +109,16 @@ class Control:
             self._keep(this, changed, documents, at_s)
             touch(self._database, sorted(silent))
         self._states = this.states
-        self.devices.update(changed)
-        self.desired.update({row.device: row for row in documents})
+        self.devices.take_saved(changed.values())
         return documents
+
+    def documents_after(self, device: str) -> list[DesiredRow]:
+        """Return the next documents by the ids of their devices; none after the last."""
+        return rollouts.desired_page(self._database, device)
+
+    def document_of(self, device: str) -> DesiredRow | None:
+        """Return the document of a device."""
+        return rollouts.find_desired(self._database, (device,)).get(device)
 
     # -- reading the store
 
@@ -127,7 +133,7 @@ class Control:
         """Whether a round would do something although no device was heard."""
         if log.head(self._database)[0] != self._applied:
             return True
-        if any(self._is_old(row, at_s) for row in self.desired.values()):
+        if rollouts.first_expiry(self._database) < _renewed_until(at_s):
             return True
         tick = v.Tick(at_s=at_s)
         return any(
@@ -160,7 +166,6 @@ class Control:
     def _decommission(self, this: _Round, device: str, at_s: float) -> None:
         """A device has left the fleet: nothing is sent to it, and no rollout waits for it."""
         self.devices.pop(device, None)
-        self.desired.pop(device, None)
         self._owners.pop(device, None)
         self.decommissioned.add(device)
         for number, state in list(this.states.items()):
@@ -272,8 +277,9 @@ class Control:
     def _documents(self, this: _Round, at_s: float) -> list[DesiredRow]:
         """Return a document for each device that something is sent to: its last action counts."""
         last = {action.device: (number, action) for number, action in this.actions}
+        known = rollouts.find_desired(self._database, tuple(last))
         return [
-            self._document(number, device, action, at_s)
+            self._document(number, action, known.get(device), at_s)
             for device, (number, action) in last.items()
         ]
 
@@ -283,22 +289,21 @@ class Control:
         return [
             self._document(
                 row.rollout,
-                row.device,
                 v.Undo(device=row.device, sha256=row.sha256)
                 if row.undo
                 else v.Send(device=row.device),
+                row,
                 at_s,
             )
-            for row in self.desired.values()
-            if row.device not in but and self._is_old(row, at_s)
+            for row in rollouts.expiring(self._database, _renewed_until(at_s))
+            if row.device not in but
         ]
 
-    @staticmethod
-    def _is_old(row: DesiredRow, at_s: float) -> bool:
-        return row.expires_s - at_s < EXPIRES_S / 2
-
-    def _document(self, number: int, device: str, action: v.Action, at_s: float) -> DesiredRow:
-        """Return the document of an action, with a counter above all that the device has seen.
+    def _document(
+        self, number: int, action: v.Action, last: DesiredRow | None, at_s: float
+    ) -> DesiredRow:
+        """Return the document of an action, with a counter above all that the device has seen;
+        `last`: the document that it has.
 
         Counters begin at the time in ms, as those of one-off deployments do, so that they also rise
         after a store was lost.
@@ -307,7 +312,6 @@ class Control:
         release: ReleaseSpec = spec.release
         if isinstance(action, v.Undo):
             release = self._releases[action.sha256][0]
-        last = self.desired.get(device)
         counter = max(int(at_s * 1000), 0 if last is None else last.counter + 1)
         expires_s = at_s + EXPIRES_S
         desired = Desired(
@@ -315,13 +319,13 @@ class Control:
             request=request_of(spec, number, undo=undo),
             release=release,
             retry=spec.retry or undo,
-            device=device,
+            device=action.device,
             counter=counter,
             expires=dt.datetime.fromtimestamp(int(expires_s), dt.timezone.utc).isoformat(),
             policy=going_back(spec.policy) if undo else spec.policy,
         )
         return DesiredRow(
-            device, counter, number, undo, release.blob.sha256, expires_s,
+            action.device, counter, number, undo, release.blob.sha256, expires_s,
             self._sign(desired).decode(),
         )  # fmt: skip
 
@@ -356,6 +360,11 @@ class Control:
                 rollouts.keep_state(database, number, before, state)
                 if _is_open(before) and not _is_open(state):
                     rollouts.save_snapshot(database, number, self._applied, state)
+
+
+def _renewed_until(at_s: float) -> float:
+    """Return the end of documents that are renewed now."""
+    return at_s + EXPIRES_S / 2
 
 
 def _is_open(state: v.RolloutState) -> bool:

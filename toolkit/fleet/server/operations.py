@@ -6,6 +6,7 @@ Nothing here needs a server to run: an order waits in the store until one does.
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -19,13 +20,13 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.machine import accepts, step
-from toolkit.fleet.rollout.targets import Requirement, Target, parse_requirements, unfit
+from toolkit.fleet.rollout.targets import Requirement, Target, is_full, parse_requirements, unfit
 from toolkit.fleet.server.control import DECOMMISSION, LABEL
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.device_queries import having_bundle, load_targets
 from toolkit.fleet.store.devices import (
     load_device,
-    load_devices,
     load_ear,
     remove_device,
     set_labels,
@@ -84,8 +85,7 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
     release = f"{spec.release.name} {spec.release.version}"
     statements = BundleStatements(spec.metrics, spec.texts, spec.models)
     check_bundle_gates(spec.gates, release, statements)
-    ear, rows = load_ear(database), load_devices(database)
-    targets = [target for row in rows if (target := row.target(ear)) is not None]
+    targets = _targets(database, spec.release)
     if not targets:
         raise RolloutError(
             "no device of this fleet has reported yet: start `tandem fleet serve` and the agents"
@@ -116,6 +116,19 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
         unsigned=_names([target for target in members if target.dev]),
         before={row.device: row.running for row in members if row.running in known},
     )
+
+
+def _targets(database: Database, release: ReleaseSpec) -> list[Target]:
+    """Return all devices as the plan of a release needs them."""
+    targets = load_targets(database, load_ear(database))
+    full = [target.device for target in targets if is_full(target, release)]
+    having, bundles = having_bundle(database, full, release.blob.sha256), (release.blob.sha256,)
+    return [
+        replace(target, facts=msgspec.structs.replace(target.facts, bundles=bundles))
+        if target.device in having
+        else target
+        for target in targets
+    ]
 
 
 def start_rollout(

@@ -1,6 +1,7 @@
 """Rollouts, releases, and the desired document of each device."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.log import EVENT, Note, append, events_of
 
 APPLIED = "applied"
+_BATCH = 500  # rows of a statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +206,42 @@ def load_releases(database: Database) -> dict[str, tuple[ReleaseSpec, Path]]:
 # -- desired documents
 
 
-def load_desired(database: Database) -> dict[str, DesiredRow]:
-    """Return the desired document of each device that has one."""
-    rows = database.rows(
-        "SELECT device, counter, rollout, undo, sha256, expires_s, document FROM desired"
-    )
+def desired_page(database: Database, after: str = "") -> list[DesiredRow]:
+    """Return desired documents by the ids of their devices, the next ones after an id."""
+    return _desired(database, "device > ? ORDER BY device LIMIT ?", after, _BATCH)
+
+
+def expiring(database: Database, until_s: float) -> list[DesiredRow]:
+    """Return the desired documents that expire first, before a time."""
+    return _desired(database, "expires_s < ? ORDER BY expires_s LIMIT ?", until_s, _BATCH)
+
+
+def find_desired(database: Database, devices: Sequence[str]) -> dict[str, DesiredRow]:
+    """Return the desired documents of those of some devices that have one."""
     return {
-        device: DesiredRow(device, counter, rollout, bool(undo), sha256, expires_s, document)
-        for device, counter, rollout, undo, sha256, expires_s, document in rows
+        row.device: row
+        for begin in range(0, len(devices), _BATCH)
+        if (part := devices[begin : begin + _BATCH])
+        for row in _desired(database, f"device IN ({', '.join('?' * len(part))})", *part)
     }
+
+
+def first_expiry(database: Database) -> float:
+    """Return when the first desired document expires."""
+    (expires_s,) = database.rows("SELECT min(expires_s) FROM desired")[0]
+    return math.inf if expires_s is None else float(expires_s)
+
+
+def _desired(database: Database, condition: str, *values: object) -> list[DesiredRow]:
+    rows = database.rows(
+        "SELECT device, counter, rollout, undo, sha256, expires_s, document FROM desired WHERE "
+        + condition,
+        *values,
+    )
+    return [
+        DesiredRow(device, counter, rollout, bool(undo), sha256, expires_s, document)
+        for device, counter, rollout, undo, sha256, expires_s, document in rows
+    ]
 
 
 def save_desired(database: Database, rows: Iterable[DesiredRow]) -> None:
