@@ -256,9 +256,14 @@ class Control:
             if not (state.waits and is_open and at_s >= self._specs[number].start_s):
                 continue
             own = {name: row for name, row in state.devices.items() if row.phase == "pending"}
-            heard = {name: changed.get(name) or self.devices.get(name) for name in own}
-            previous = {name: self._previous(row) for name, row in heard.items() if row is not None}
-            other = {name: now for name, now in previous.items() if now != own[name].previous}
+            runs = {name: sha256 if sha256 in self._releases else "" for name, sha256 in
+                self._database.rows("SELECT id, running FROM devices")}  # fmt: skip
+            runs |= {name: self._previous(row) for name, row in changed.items()}
+            other = {
+                name: runs[name]
+                for name, row in own.items()
+                if name in runs and runs[name] != row.previous
+            }
             if other:
                 self._note(this, number, [v.Begun(at_s=at_s, previous=other)])
             self._take_over(this, number, own, at_s)
