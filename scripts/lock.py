@@ -50,7 +50,8 @@ LOCKS = (
     *(
         Lock(
             f"jetpack{jetpack}", python, f"aarch64-manylinux_{glibc}",
-            ("fleet", "portable", "ros2", "serial", "serve"), (*BUILD, "numpy<2"),
+            ("fleet", "foxglove", "mcap", "portable", "ros2", "serial", "serve"),
+            (*BUILD, "numpy<2"),
         )
         for jetpack, python, glibc in ((6, "3.10", "2_35"), (7, "3.12", "2_39"))
     ),

@@ -1,5 +1,7 @@
 """Live view in Foxglove: the messages of a recording over its WebSocket protocol."""
 
+import logging
+
 from device.errors import PipelineError
 from pipelines.ros2 import messages as kinds
 from pipelines.ros2.cdr import Message, encode
@@ -15,6 +17,8 @@ except ImportError as error:
         "the foxglove sink needs the package foxglove-sdk, which is not installed: pip install"
         " 'tandem-edge[foxglove]'."
     ) from error
+
+_log = logging.getLogger(__name__)
 
 BACKLOG = 64  # messages that a slow viewer may be behind; then its oldest are dropped
 
@@ -55,6 +59,8 @@ class FoxgloveOut(RecordingOut):
                 f"the foxglove sink cannot listen on {config.host}:{config.port} ({error}): give"
                 " another `port`, or end what uses it."
             ) from error
+        address = f"ws://{config.host}:{self._server.port}"
+        _log.info("live view at %s: %s", address, self._server.app_url())
 
     @property
     def port(self) -> int:

@@ -21,17 +21,18 @@ from pipelines.sinks.result import SinkContext
 try:
     from mcap.writer import Writer
 
-    from pipelines.sinks.mcap_finish import finish_recording
+    from pipelines.sinks.mcap_finish import LIBRARY, finish_recording
 except ImportError as error:
     raise PipelineError(
         "the mcap sink needs the package mcap, which is not installed: pip install"
         " 'tandem-edge[mcap]'."
     ) from error
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20  # larger ones cost memory: the writer copies them five times
+SYNC_BYTES = 4 << 20
 CHUNK_S = 1.0
 RETRY_S = 5.0  # after an error of the disk
-PROFILE, LIBRARY = "ros2", "tandem"
+PROFILE = "ros2"
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class McapFile:
         now_s = time.monotonic()
         if now_s - self._chunk_s >= CHUNK_S:
             self._writer.flush()
-        elif self.size == self._on_disk:
+        elif self.size - self._on_disk < SYNC_BYTES:
             return
         self._file.flush()
         self._syncing = self._disk.submit(os.fdatasync, self._file.fileno())

@@ -19,6 +19,7 @@ from mcap.records import (
     ChunkIndex,
     DataEnd,
     Footer,
+    Header,
     MessageIndex,
     Metadata,
     MetadataIndex,
@@ -28,6 +29,7 @@ from mcap.records import (
 from mcap.writer import MCAP0_MAGIC
 
 MAX_CHUNK_BYTES = 256 << 20
+LIBRARY = "tandem"  # in the header of our files
 HEAD = struct.Struct("<BQ")  # opcode and length of each record
 MESSAGE = struct.Struct("<HIQ")  # channel, sequence, log time
 
@@ -35,7 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 def finish_recording(path: Path) -> bool:
-    """End a recording in its place; False: it was ended, is being written, or cannot be ended."""
+    """End a recording in its place; False: it was ended, is being written, cannot be ended, or is
+    another program's, which may be writing it without a lock."""
     try:
         with path.open("r+b", buffering=1 << 20) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,6 +57,9 @@ def _finish(file: BinaryIO) -> bool:
         return False
     file.seek(size - head)
     if size > head and file.read(head) == MCAP0_MAGIC:
+        return False
+    file.seek(len(MCAP0_MAGIC) + HEAD.size)
+    if Header.read(ReadDataStream(file)).library != LIBRARY:
         return False
     summary = _Summary()
     summary.read(file, size)

@@ -3,17 +3,23 @@
 import json
 import random
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from mcap.exceptions import McapError
 from mcap.reader import make_reader
+from mcap.records import Message
+from mcap.stream_reader import StreamReader
+from mcap.writer import Writer
 from mcap_ros2.reader import read_ros2_messages
 from rosbags.highlevel import AnyReader
 from sink_fixtures import detections, result
@@ -276,7 +282,7 @@ from video_fixtures import LABELS
 from pipelines.sink_config import McapSink
 from pipelines.sinks import mcap_file
 from pipelines.sinks.table import SinkContext, open_sink
-mcap_file.CHUNK_BYTES, mcap_file.CHUNK_S = 1 << 15, 0.05
+mcap_file.CHUNK_BYTES, mcap_file.SYNC_BYTES, mcap_file.CHUNK_S = 1 << 15, 1, 0.05
 sink = mcap_file.McapOut(McapSink(path={str(path)!r}, max_s=0.4), SinkContext(LABELS))
 sync = mcap_file.os.fdatasync
 def say(fd):
@@ -293,23 +299,47 @@ with sink:
     return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
 
 
+def whole_chunks(data: bytes) -> int:
+    """Count the chunks that a file has to their last byte, by the format's text alone."""
+    at, count = 8, 0
+    while at + 9 <= len(data):
+        opcode, length = struct.unpack_from("<BQ", data, at)
+        at += 9 + length
+        count += opcode == 6 and at <= len(data)
+    return count
+
+
+def messages_of(path: Path) -> int:
+    """Count the messages that MCAP's own reader of streams gives until the file ends."""
+    count = 0
+    with path.open("rb") as file, suppress(McapError):
+        for record in StreamReader(file).records:
+            count += isinstance(record, Message)
+    return count
+
+
 def kill_and_check(folder: Path, seed: int) -> None:
     pick = random.Random(seed)
     process = recorder(folder / "a.mcap")
     assert process.stdout is not None
-    for _ in range(pick.randrange(1, 12)):
+    synced = pick.randrange(1, 12)
+    for _ in range(synced):
         assert process.stdout.readline() == b"chunk\n"
     time.sleep(pick.random() * 0.1)
     process.send_signal(signal.SIGKILL)
-    synced = 1 + process.stdout.read().count(b"chunk")
+    synced += process.stdout.read().count(b"chunk")
     process.wait()
     frames = frames_of(f"mcap://{folder}")
     assert [one.seq for one in frames] == list(range(len(frames))), seed
-    assert len(frames) >= synced
     parts = list(folder.glob("a*.mcap"))
+    assert sum(whole_chunks(part.read_bytes()) for part in parts) >= synced
+    before = {part: messages_of(part) for part in parts}
     assert [finish_recording(part) for part in parts].count(True) <= 1
-    begun = [part for part in parts if part.stat().st_size]
+    begun = [part for part in parts if before[part]]
     assert sum(counts(part).get("/image/compressed", 0) for part in begun) == len(frames)
+    for part in begun:
+        with part.open("rb") as file:
+            assert sum(1 for _ in make_reader(file).iter_messages()) == before[part], seed
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -339,6 +369,16 @@ def test_a_release_ends_at_its_next_start_what_a_power_cut_left(tmp_path: Path) 
         sink.write(results_of_square(1)[0])
     assert counts(tmp_path / "a.mcap")["/detections"] == 5
     assert counts(tmp_path / "a-1.mcap")["/detections"] == 1
+
+
+def test_a_recording_that_another_program_writes_is_left_alone(tmp_path: Path) -> None:
+    with (tmp_path / "a.mcap").open("wb") as file:
+        writer = Writer(file)
+        writer.start("ros2", "another")
+        file.flush()
+        before = (tmp_path / "a.mcap").read_bytes()
+        assert not finish_recording(tmp_path / "a.mcap")
+    assert (tmp_path / "a.mcap").read_bytes() == before
 
 
 def test_a_full_disk_costs_frames_and_not_the_pipeline(

@@ -24,6 +24,8 @@ EXTRAS = (
     "serial",
     "ros2",
     "dds",
+    "mcap",
+    "foxglove",
     "torch",
     "tensorflow",
     "gpu-build",
