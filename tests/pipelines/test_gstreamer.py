@@ -38,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """What `eval "$(python -m pipelines.gstreamer)"` sets, and a registry of the test's own."""
+    """What `eval "$(tandem-pipeline --gstreamer)"` sets, and a registry of the test's own."""
     shown = subprocess.run(
-        [sys.executable, "-m", "pipelines.gstreamer"],
+        [sys.executable, "-m", "pipelines", "--gstreamer"],
         check=True, cwd=ROOT, capture_output=True, text=True,
     ).stdout  # fmt: skip
     words = [shlex.split(line)[1].split("=", 1) for line in shown.splitlines()]
@@ -208,12 +208,12 @@ def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
     build_engine(model, "laptop", tmp_path / "robot.engine", BuildOptions(precision="fp32"))
     (tmp_path / "program.py").write_text(program)
     lines = "\n".join(commands).replace(f"sudo apt-get install {packages}", "")
+    here = f'tandem-pipeline() {{ "{sys.executable}" -m pipelines "$@"; }}'
     done = subprocess.run(
-        ["bash", "-ec", f"{lines}\n{SYSTEM_PYTHON} program.py"],
+        ["bash", "-ec", f"{here}\n{lines}\n{SYSTEM_PYTHON} program.py"],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
         env={
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "GST_REGISTRY": str(tmp_path / "registry"),
         },
