@@ -127,7 +127,15 @@ def test_nothing_is_drawn_on_nv12(folder: Path, tmp_path: Path) -> None:
         " ! tandeminfer pipeline=colours.toml draw=true ! fakesink",
     )
     assert done.returncode != 0
-    assert "put videoconvert before it" in done.stderr + done.stdout
+    assert "can't handle caps" in done.stderr + done.stdout
+    done = launch(
+        folder,
+        tmp_path,
+        f"{PICTURES} ! videoconvert ! video/x-raw,format=NV12 ! videoconvert"
+        " ! tandeminfer pipeline=colours.toml draw=true ! fakesink",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(results_of(done.stdout)) == FRAMES
 
 
 BRIDGE = """
@@ -219,6 +227,6 @@ def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(results_of(done.stdout)) == 10
+    assert len(results_of(done.stdout)) == 5
     assert len(list(tmp_path.glob("seen*.jpg"))) == len(list(tmp_path.glob("out*.jpg"))) == 5
     assert re.findall(r"^(\d+) \[", done.stdout, re.MULTILINE) == list("01234")
