@@ -117,15 +117,17 @@ class _Files:
         read: Callable[[_File, Sequence[int]], Iterator[Sample | Skipped]],
         prepared_by: bytes,
         *,
-        whole: bool = True,
+        hashes: dict[Path, str] | None = None,
     ) -> None:
+        """`hashes`: of files, for the parts of a data set; None: all of it."""
         self.requested = requested
         self.skipped: tuple[Skipped, ...] = ()
         self.names: tuple[str, ...] = ()
         self._plan = tuple(plan)
         self._read = read
         self._prepared_by = prepared_by
-        self._whole = whole
+        self._hashes = {} if hashes is None else hashes
+        self._whole = hashes is None
 
     def __len__(self) -> int:
         return sum(len(numbers) for _, numbers in self._plan)
@@ -158,7 +160,7 @@ class _Files:
             if chosen:  # what does not fill a batch is counted where a file begins
                 plan.append((file if first >= start else replace(file, rest=0), chosen))
             first += len(numbers)
-        return _Files(plan, stop - start, self._read, self._prepared_by, whole=False)
+        return _Files(plan, stop - start, self._read, self._prepared_by, hashes=self._hashes)
 
     def sha256(self) -> str:
         return self._sha256
@@ -171,6 +173,9 @@ class _Files:
                 # Lengths first, so that no two data sets have the same byte stream.
                 head = repr((file.name, file.path.stat().st_size, list(numbers)))
                 digest.update(head.encode("utf-8", "surrogateescape"))
+                if not self._whole:  # a file of many samples is in many parts, and read once
+                    digest.update(self._file_sha256(file.path).encode())
+                    continue
                 with file.path.open("rb") as stream:
                     while block := stream.read(_BLOCK):
                         digest.update(block)
@@ -180,6 +185,15 @@ class _Files:
                     "the file is still there"
                 ) from error
         return digest.hexdigest()
+
+    def _file_sha256(self, path: Path) -> str:
+        if path not in self._hashes:
+            digest = hashlib.sha256()
+            with path.open("rb") as stream:
+                while block := stream.read(_BLOCK):
+                    digest.update(block)
+            self._hashes[path] = digest.hexdigest()
+        return self._hashes[path]
 
 
 def _find(path: Path) -> tuple[str, list[_File]]:

@@ -112,7 +112,8 @@ class Workers(AbstractContextManager["Workers"]):
                         "be done there: mend or remove these workers, and run it again"
                     )
         finally:
-            for future in running:
+            # Ended processes are told to all futures, which would fail on cancelled ones.
+            for future in () if hasattr(self._executor, "_processes") else running:
                 future.cancel()
 
     def _submit(self, function: Callable[..., bytes], arguments: tuple[Any, ...]) -> Future[bytes]:

@@ -40,6 +40,7 @@ from pipelines.serving.service import Service, wants_binary
 HEAD_BYTES = 32 * 1024
 ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in place
 IDLE_S = 60.0
+LINGER_S = 2.0
 HEADER_LENGTH = "inference-header-content-length"
 JOINED_BYTES = 64 * 1024  # smaller answers are one write
 
@@ -128,17 +129,13 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._heard_s = self._server.loop.time()
-        if (
-            self._server.connections is not None
-            and len(self._server.connections) >= self._server.max_connections
-        ):
-            count = len(self._server.connections)
+        count = len(self._server.connections)
+        if count >= self._server.max_connections:
             self._send(_refused(Refusal(
                 Status.BUSY,
                 f"{count} connections are open; this server takes"
                 f" {self._server.max_connections}: try again later",
-            )))  # fmt: skip
-            transport.close()
+            )), keeps_open=False)  # fmt: skip
             return
         self._server.connections.add(self)
 
@@ -157,12 +154,16 @@ class Connection(asyncio.BufferedProtocol):
         self._drained.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._closing:
+            return memoryview(self._head)
         if self._request is not None and self._chunks is None:
             return self._body[self._got :]
         return memoryview(self._head)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_s = self._server.loop.time()
+        if self._closing:
+            return
         if self._request is not None and self._chunks is None:
             self._got += nbytes
         else:
@@ -282,7 +283,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(part)
         if not keeps_open:
             self._closing = True
+            self._end()
+
+    def _end(self) -> None:
+        """Close once the client has: what it still sends, as the body of a request that was
+        refused, is read and dropped, else it would lose the answer."""
+        if not self._transport.can_write_eof():  # TLS
             self._transport.close()
+            return
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._server.loop.call_later(LINGER_S, self._transport.close)
 
 
 def _address(buffer: memoryview) -> int:

@@ -21,10 +21,10 @@ _ENCODER = msgspec.json.Encoder()
 def payload_of(result: FrameResult, config: JsonlSink | MqttSink) -> bytes:
     """Return a frame as the sink writes it, JSON without a line feed."""
     if config.format == "ros2":
-        from pipelines.sinks.ros2_messages import detections_2d
+        from pipelines.sinks.ros2_messages import detections_2d, upright_bbox
 
         names = config.models or (result.roles.followed,)
-        return _ENCODER.encode(detections_2d(result, names, rotate=False))
+        return _ENCODER.encode(detections_2d(result, names, bbox=upright_bbox))
     if not config.models:
         return result.payload
     return encode_event(only(result.event, result.roles.first, config.models))

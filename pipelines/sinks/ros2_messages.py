@@ -4,7 +4,7 @@ Fields that are left out keep their defaults. `header.stamp` is the capture time
 has x to the right, y down and z forward (REP 103, optical).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,19 +51,48 @@ def header_of(result: FrameResult, frame_id: str = "") -> Message:
     }
 
 
+def turned_bbox(one: Detection, size: tuple[int, int]) -> Message:
+    """Return an object as BoundingBox2D, with its angle; `size`: width and height of the frame."""
+    if one.rotated is not UNSET:
+        x, y, width, height, degrees = one.rotated
+        center = {"position": {"x": x, "y": y}, "theta": float(np.radians(degrees))}
+        return {"center": center, "size_x": width, "size_y": height}
+    x1, y1, x2, y2 = one.box or (0.0, 0.0, *size)
+    return {
+        "center": {"position": {"x": (x1 + x2) / 2, "y": (y1 + y2) / 2}},
+        "size_x": x2 - x1,
+        "size_y": y2 - y1,
+    }
+
+
+def upright_bbox(one: Detection, size: tuple[int, int]) -> Message:
+    """Return the upright frame of an object as BoundingBox2D, with two digits, for JSON."""
+    x1, y1, x2, y2 = one.box or (0.0, 0.0, *map(float, size))
+    position = {"x": round((x1 + x2) / 2, 2), "y": round((y1 + y2) / 2, 2)}
+    return {
+        "center": {"position": position, "theta": 0.0},
+        "size_x": round(x2 - x1, 2),
+        "size_y": round(y2 - y1, 2),
+    }
+
+
 def detections_2d(
-    result: FrameResult, names: Sequence[str], frame_id: str = "", *, rotate: bool = True
+    result: FrameResult,
+    names: Sequence[str],
+    frame_id: str = "",
+    bbox: Callable[[Detection, tuple[int, int]], Message] = turned_bbox,
 ) -> Message:
     """Return Detection2DArray: `id` is the track, `class_id` the label; the objects of these models
-    in turn. `rotate`: a rotated box is given with its angle; else its upright frame."""
+    in turn."""
     header = header_of(result, frame_id)
+    size = (result.event.width, result.event.height)
     return {
         "header": header,
         "detections": [
             {
                 "header": header,
                 "results": [{"hypothesis": {"class_id": one.label, "score": one.score}}],
-                "bbox": _bbox(one, result, rotate),
+                "bbox": bbox(one, size),
                 "id": str(track) if track >= 0 else "",
             }
             for one, track in rows_with_tracks(result, names)
@@ -83,23 +112,6 @@ def rows_with_tracks(
             tracks = decoded.track_ids if isinstance(decoded, Detections) else None
             ids = [NO_TRACK] * len(rows) if tracks is None else tracks.tolist()
             yield from zip(rows, ids, strict=True)
-
-
-def _bbox(one: Detection, result: FrameResult, rotate: bool) -> Message:
-    if rotate and one.rotated is not UNSET:
-        x, y, width, height, degrees = one.rotated
-        return _bbox_of(x, y, width, height, round(float(np.radians(degrees)), 5))
-    x1, y1, x2, y2 = _box_of(one, result)
-    return _bbox_of((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1, 0.0)
-
-
-def _bbox_of(x: float, y: float, width: float, height: float, theta: float) -> Message:
-    position = {"x": round(x, 2), "y": round(y, 2)}
-    return {
-        "center": {"position": position, "theta": theta},
-        "size_x": round(width, 2),
-        "size_y": round(height, 2),
-    }
 
 
 def _box_of(one: Detection, result: FrameResult) -> Box:

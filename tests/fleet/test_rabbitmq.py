@@ -279,6 +279,12 @@ def test_a_revoked_device_is_shut_out_while_the_broker_runs(
     assert "revoked" in down.reason, down.reason
     with agent_of(node, "board-2", "fleet/v1/board-2/desired") as other:
         other.wait(LinkUp)
+    server = LinkSettings("127.0.0.1", node.rabbit.files.port, "s", tls=node.tls(SERVER))
+    certificates.readmit(authority, ["lost-1"], node.rabbit.files, server)
+    certificates.issue_device(authority, "lost-1", node.folder / "lost-1", ("lost-1",))
+    assert certificates.update_broker(authority, node.rabbit.files)
+    with agent_of(node, "lost-1", "fleet/v1/lost-1/desired") as client:  # a new board of this id
+        client.wait(LinkUp)
 
 
 def test_a_broker_that_does_not_run_here_is_not_told(

@@ -272,7 +272,7 @@ def test_who_has_begun_a_rollout_does_not_approve_it(web: WebProcess, database: 
     number = begin_rollout(database, "anna (web)")
     answer = visitor(web, "anna").send("/orders", order=f"approve:{number}", back="/")
     assert answer.status == 409
-    assert "approved by somebody else" in answer.text
+    assert "somebody else approves its groups" in answer.text
 
 
 def test_who_has_begun_a_rollout_does_not_approve_it_after_the_log_was_archived_either(
@@ -284,7 +284,7 @@ def test_who_has_begun_a_rollout_does_not_approve_it_after_the_log_was_archived_
     archive_log(database, tmp_path / "log.jsonl", keep_s=-1.0, who="ana")
     answer = visitor(web, "anna").send("/orders", order=f"approve:{number}", back="/")
     assert answer.status == 409
-    assert "approved by somebody else" in answer.text
+    assert "somebody else approves its groups" in answer.text
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from cli_fixtures import invoke, output_of, status_of
 from gpu_graphs import ORIN
 from model_fixtures import save
 from onnx import helper
@@ -504,13 +505,10 @@ def test_a_plugin_file_that_is_none_is_named(name: str, tmp_path: Path) -> None:
 def test_the_command_takes_plugin_files(tmp_path: Path, rng: np.random.Generator) -> None:
     shape = (1, 4, 5, 24)
     model = stereo_model(tmp_path / "m.onnx", shape, 4)
-    command = [sys.executable, "-m", "toolkit.cli", "build", str(model)]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert "add it with `tandem build --plugin`" in refused.stderr
-    command += ["--plugin", str(EXAMPLE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    refused = invoke("build", model)
+    assert status_of(refused) == 1
+    assert "add it with `tandem build --plugin`" in str(refused.exception)
+    output_of("build", model, "--plugin", EXAMPLE)
     feeds = random_feeds(rng, shape)
     with open_session(model.with_suffix(".engine")) as session:
         actual = session.infer(feeds)["y"]
@@ -538,13 +536,10 @@ def test_commands_that_read_a_model_take_plugins(tmp_path: Path, rng: np.random.
     data = tmp_path / "data"
     data.mkdir()
     np.savez(data / "0.npz", **random_feeds(rng, shape))
-    said = {}
+    reports = {}
     for name, *options in (("plan", "--profile", "orin-nx-16gb"), ("calibrate", "--data", data)):
-        line = [sys.executable, "-m", "toolkit.cli", name, model, *options, "--plugin", EXAMPLE]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        said[name] = done.stdout
-    assert "operator CostVolume of domain tandem.stereo" in said["plan"]  # off the DLA, and why
+        reports[name] = output_of(name, model, *options, "--plugin", EXAMPLE)
+    assert "operator CostVolume of domain tandem.stereo" in reports["plan"]  # off the DLA, and why
     assert "cost" in read_table(model.with_suffix(".calib.json")).tensors
 
 

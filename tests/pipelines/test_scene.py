@@ -41,9 +41,8 @@ from pipelines.sinks.events import make_event
 from pipelines.sinks.files import OutputFiles, check_release
 from pipelines.sinks.result import FrameResult
 from pipelines.stages.decoders.table import ROWS
-from pipelines.stages.fit import check_fit
 from pipelines.stages.roi import Roi, shifted
-from pipelines.stages.scene import Scene
+from pipelines.stages.scene import Scene, check_scene
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 
 DETECTOR = Model(ColourDetector(), LABELS, "0" * 64)
@@ -200,14 +199,14 @@ def test_a_result_says_when_and_where_it_was_made(tmp_path):
 def test_zones_without_a_tracker_are_refused(tmp_path):
     config = walking(tmp_path, zones=(ZoneConfig(name="a", polygon=LEFT_HALF),))
     with pytest.raises(PipelineError, match=r"no \[tracker\]"):
-        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
+        check_scene(config, LABELS)
 
 
 def test_a_tracker_needs_boxes(tmp_path):
     config = walking(tmp_path, tracker=TRACKER)
     config = msgspec.structs.replace(config, decode=Classification(scores="scores"))
     with pytest.raises(PipelineError, match="decoder 'classification' gives none"):
-        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
+        check_scene(config, LABELS)
 
 
 def test_the_decoders_without_boxes_are_those_that_give_no_detections():
@@ -219,7 +218,7 @@ def test_the_decoders_without_boxes_are_those_that_give_no_detections():
 def test_snapshots_without_a_tracker_are_refused(tmp_path):
     config = walking(tmp_path, sinks=(SnapshotSink(path="seen"),))
     with pytest.raises(PipelineError, match=r"a snapshot sink and no \[tracker\]"):
-        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
+        check_scene(config, LABELS)
 
 
 def test_the_tables_of_a_pipeline_are_read(tmp_path):

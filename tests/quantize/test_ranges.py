@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from cli_fixtures import invoke, output_of, status_of
 from click.testing import CliRunner
 from model_fixtures import classification_of_convnet, small_convnet
 
@@ -155,11 +156,6 @@ def test_nan_activations_name_the_tensor_and_the_sample(
         measure(path, data, RangeOptions())
 
 
-def tandem(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "toolkit.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def data_folder(tmp_path: Path, rng: np.random.Generator) -> Path:
     folder = tmp_path / "data"
@@ -175,13 +171,12 @@ def test_the_command_writes_every_form(
     model = small_convnet(tmp_path / "m.onnx", rng)
     table, cache = tmp_path / "m.json", tmp_path / "m.cache"
     qdq, page = tmp_path / "m.qdq.onnx", tmp_path / "m.html"
-    done = tandem(
+    printed = output_of(
         "calibrate", model, "--data", data_folder, "-o", table,
         "--cache", cache, "--qdq", qdq, "--html", page, "--json",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     found = read_table(table)
-    assert json.loads(done.stdout)["tensors"]["x"]["amax"] == found.tensors["x"]
+    assert json.loads(printed)["tensors"]["x"]["amax"] == found.tensors["x"]
     assert cache.read_text().startswith("TRT-100300-EntropyCalibration2\n")
     assert amax_of(decode_cache(cache.read_text(), str(cache))) == pytest.approx(
         found.tensors, rel=1e-6
@@ -200,8 +195,7 @@ def test_methods_are_named_on_the_command_line(
     tmp_path: Path, rng: np.random.Generator, data_folder: Path, method: str
 ) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
-    done = tandem("calibrate", model, "--data", data_folder, "--method", method)
-    assert done.returncode == 0, done.stderr
+    output_of("calibrate", model, "--data", data_folder, "--method", method)
     assert read_table(tmp_path / "m.calib.json").method == method
 
 
@@ -210,8 +204,8 @@ def test_an_unknown_method_is_a_usage_error(
     tmp_path: Path, rng: np.random.Generator, data_folder: Path, method: str
 ) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
-    done = tandem("calibrate", model, "--data", data_folder, "--method", method)
-    assert done.returncode == 2
+    done = invoke("calibrate", model, "--data", data_folder, "--method", method)
+    assert status_of(done) == 2
     assert not (tmp_path / "m.calib.json").exists()
 
 
@@ -242,18 +236,16 @@ def test_a_killed_calibration_resumes_with_the_same_result(
 
 def test_dummy_ranges_are_said_loudly(tmp_path: Path, rng: np.random.Generator) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
-    done = tandem("build", model, "--dummy-ranges", "--precision", "int8")
-    assert done.returncode == 0, done.stderr
-    assert UNCALIBRATED in done.stdout
-    assert UNCALIBRATED in tandem("inspect", tmp_path / "m.engine").stdout
+    assert UNCALIBRATED in output_of("build", model, "--dummy-ranges", "--precision", "int8")
+    assert UNCALIBRATED in output_of("inspect", tmp_path / "m.engine")
     with open_engine(tmp_path / "m.engine") as engine:
         assert engine.manifest.uncalibrated
     pipeline = classification_of_convnet(tmp_path)
     parts = ("--pipeline", pipeline, "--labels", tmp_path / "labels.txt")
-    bundled = tandem("bundle", tmp_path / "m.engine", *parts, "-o", tmp_path / "m.bundle")
-    assert bundled.returncode == 0, bundled.stderr
+    bundled = invoke("bundle", tmp_path / "m.engine", *parts, "-o", tmp_path / "m.bundle")
+    assert bundled.exit_code == 0, bundled.output
     assert UNCALIBRATED in bundled.stderr
-    ran = tandem("run", tmp_path / "m.engine", *parts)  # there is no video: it ends there
+    ran = invoke("run", tmp_path / "m.engine", *parts)  # there is no video: it ends there
     assert UNCALIBRATED.split(":")[0] in ran.stderr
 
 
@@ -322,8 +314,8 @@ def test_ranges_of_a_rewritten_graph_go_elsewhere_only_with_the_graph(
     model = small_convnet(tmp_path / "m.onnx", rng)
     arguments = ("calibrate", model, "--data", data_folder, "--profile", "agx-orin-64gb")
     arguments = (*arguments, "--method", "minmax")
-    done = tandem(*arguments, "--cache", tmp_path / "m.cache")
-    assert done.returncode == 2
+    done = invoke(*arguments, "--cache", tmp_path / "m.cache")
+    assert status_of(done) == 2
     assert "--adjusted-model" in done.stderr
     assert not (tmp_path / "m.cache").exists()
 
@@ -333,7 +325,7 @@ def test_a_quantized_model_is_not_calibrated_again(
 ) -> None:
     model, qdq = small_convnet(tmp_path / "m.onnx", rng), tmp_path / "m.qdq.onnx"
     quick = ("--method", "minmax")
-    assert tandem("calibrate", model, "--data", data_folder, *quick, "--qdq", qdq).returncode == 0
-    done = tandem("calibrate", qdq, "--data", data_folder)
-    assert done.returncode == 1
-    assert "quantized already" in done.stderr
+    output_of("calibrate", model, "--data", data_folder, *quick, "--qdq", qdq)
+    done = invoke("calibrate", qdq, "--data", data_folder)
+    assert status_of(done) == 1
+    assert "quantized already" in str(done.exception)

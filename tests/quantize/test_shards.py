@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from PIL import Image
 
 from calibration.errors import CalibrationError
 from calibration.table import encode_table
+from device.start.process_tree import ProcessRow, descendants, process_rows
+from toolkit.cache import code_version
 from toolkit.cli.main import tandem as command_line
 from toolkit.engine.measure import CalibrateRequest, measure_model, measure_shard
 from toolkit.errors import WorkersError
@@ -214,6 +218,16 @@ def test_a_worker_of_another_version_is_refused_by_name(monkeypatch: pytest.Monk
     assert f"process {os.getpid()}".encode() in answer
 
 
+def test_a_worker_without_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    answer = _answer(allocate, code_version(), ())
+    assert f"process {os.getpid()} has too little memory".encode() in answer
+
+
+def allocate() -> bytes:
+    return bytes(1 << 60)
+
+
 def test_finished_shards_are_taken_from_the_cache_and_damaged_ones_made_again(
     model: Path, arrays: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,6 +296,60 @@ def test_states_that_lack_a_shard_or_are_of_something_else_are_refused(
     paths[1].write_bytes(paths[1].read_bytes()[:-9])
     with pytest.raises(CalibrationError, match=r"1\.state is damaged"):
         measured(model, arrays, replace(PLAIN, states=(paths[1],)))
+
+
+def test_states_of_a_machine_that_computes_other_bits_are_refused(
+    model: Path, arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shards.ActivationRunner.run_shared
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            shards.ActivationRunner,
+            "run_shared",
+            lambda self, feeds: {
+                name: np.nextafter(array, np.float32(9))
+                for name, array in real(self, feeds).items()
+            },
+        )
+        paths = observed_shards(model, arrays, tmp_path, 1)
+    with pytest.raises(CalibrationError, match="a machine that computes other bits"):
+        measured(model, arrays, replace(PLAIN, states=tuple(paths)))
+
+
+def test_a_build_on_workers_is_that_of_one_process(
+    model: Path, arrays: Path, tmp_path: Path
+) -> None:
+    command = ["build", str(model), "--data", str(arrays), "--method", "minmax", "--accept-loss"]
+    for name, words in (("plain", []), ("spread", ["--workers", "2"])):
+        engine = ["-o", str(tmp_path / f"{name}.engine")]
+        done = CliRunner().invoke(command_line, [*command, *words, *engine])
+        assert done.exit_code == 0, done.output
+    plain, spread = (tmp_path / f"{name}.engine" for name in ("plain", "spread"))
+    assert plain.read_bytes() == spread.read_bytes()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_the_workers(model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    np.save(tmp_path / "d.npy", rng.normal(size=(6000, 3, 32, 32)).astype(np.float32))
+    words = ["calibrate", str(model), "--data", str(tmp_path / "d.npy"), "--method", "minmax"]
+    command = [sys.executable, "-m", "toolkit.cli", *words, "--workers", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        found = list[ProcessRow]()
+        while len(found) < 3 and process.poll() is None:  # two workers, and who tracks them
+            found = descendants(process.pid)
+            time.sleep(0.1)
+        assert len(found) >= 3
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 20
+    while alive(found) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(found)
+
+
+def alive(found: list[ProcessRow]) -> set[int]:
+    return {row.pid for row in found} & process_rows().keys()
 
 
 def test_the_command_line_makes_shards_and_goes_on_from_them(

@@ -70,6 +70,8 @@ class Issue:
 class Expect:
     """Let each DEVICE enrol itself, once, with `tandem-agent enrol` and the claim certificate.
 
+    Of a revoked one what is open at the broker is ended first; its old certificate stays refused.
+
     Example: tandem fleet identity expect board-1 board-2 --fleet fleet
     """
 
@@ -579,8 +581,8 @@ class Decommission:
     """Take the device ID out of the fleet and of its rollouts, and end what it shall run.
 
     It is in the fleet again once it connects or reports anew: a new board may have the same id.
-    Stop the old one before, or shut it out with `tandem fleet identity revoke`, which also ends the
-    id.
+    Stop the old one before, or shut it out with `tandem fleet identity revoke`; then `expect` lets
+    the new one enrol itself.
 
     Example: tandem fleet device decommission board-1 --fleet fleet/
     """

@@ -310,7 +310,7 @@ def _on_ordered(draft: _Draft, event: v.Ordered) -> None:
         _undo_all(draft, event.at_s)
     elif event.order == "approve":
         number = draft.state.group
-        draft.groups[number] = replace(draft.groups[number], accepted=True)
+        draft.groups[number] = replace(draft.groups[number], accepted=True, approved=True)
     elif event.order == "resume":
         _wait_anew_for_figures(draft)
         if cause in ("failures", "group"):
@@ -423,7 +423,7 @@ def _judge(draft: _Draft, at_s: float) -> None:
             return
         if _soaks(draft, number, at_s):
             return
-        if spec.approval and not group.accepted and group.size > 0:
+        if spec.approval and not group.approved and group.size > 0:
             draft.turn("ask", f"the group {group.name} has passed: approve it to go on")
             return
         draft.state = replace(draft.state, group=number + 1, reason="")

@@ -215,8 +215,9 @@ class DeviceState(_Value, frozen=True, kw_only=True):
 class GroupState(_Value, frozen=True, kw_only=True):
     """A group: the number of its devices by phase, and which of them were not sent to yet.
 
-    `accepted`: the operator lets it pass as it is. `tolerated`: failures that were there when the
-    operator said to go on. `full_s`: when enough devices were live, while figures are missing.
+    `accepted`: the operator lets it pass as it is. `approved`: the next one may begin.
+    `tolerated`: failures that were there when the operator said to go on.
+    `full_s`: when enough devices were live, while figures are missing.
     `passed_s`: since when it has passed without a break, and soaks; `soaked_s`: how long it did
     before the rollout was paused.
     `taken`: the phases that devices had which newer rollouts have taken, of `counts["superseded"]`.
@@ -226,6 +227,7 @@ class GroupState(_Value, frozen=True, kw_only=True):
     counts: Mapping[DevicePhase, int] = {}
     queue: tuple[str, ...] = ()
     accepted: bool = False
+    approved: bool = False
     tolerated: int = 0
     full_s: float | None = None
     passed_s: float | None = None

@@ -73,11 +73,14 @@ def order_rollout(database: Database, account: Account, number: int, word: v.Ord
     get_spec(database, number)
     if word == "approve":
         starter = rollouts.started_by(database, number)
-        if starter in ("", who(account)):
-            text = f"{account.name} has" if starter else "it is not known any more who has"
+        if starter == who(account):
             raise RolloutError(
-                f"{text} begun rollout {number}: its groups are approved by somebody else, or by "
-                "`tandem fleet rollout approve`"
+                f"{account.name} has begun rollout {number}: somebody else approves its groups"
+            )
+        if not starter:
+            raise RolloutError(
+                f"it is not known any more who has begun rollout {number}: its groups are "
+                "approved by `tandem fleet rollout approve`"
             )
     order(database, number, word, who(account))
 

@@ -220,7 +220,8 @@ def observe_shard(
     """
     refuse_unknown(options.keep_float, graph)
     job = opened(graph, source, model_sha256, options, report)
-    sharded = divide(job, graph)
+    run = shared_runner(graph, job.tensors)
+    sharded = divide(job, graph, run)
     if sharded is None:
         raise CalibrationError(NOT_DIVISIBLE)
     start, stop = sharded.ranges(count)[index]
@@ -229,7 +230,7 @@ def observe_shard(
             f"{count} shards are more than the {len(sharded.data) - start} samples: take fewer"
         )
     report("calibrate", 0.0)
-    return sharded.observe(shared_runner(graph, job.tensors), start, stop)
+    return sharded.observe(run, start, stop)
 
 
 def _remarks(

@@ -84,7 +84,11 @@ class _Job(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ShardedPass:
-    """A pass of `graph` over the data at `path`: `head` is observed here, the rest in shards."""
+    """A pass of `graph` over the data at `path`: `head` is observed here, the rest in shards.
+
+    `first`: hash of the first sample and its activations, which tells machines apart whose floating
+    point gives other bits.
+    """
 
     graph: bytes
     tensors: Sequence[str]
@@ -93,6 +97,7 @@ class ShardedPass:
     preprocess: PreprocessConfig | None
     samples: int | None
     head: Head
+    first: str
 
     @property
     def data(self) -> Divisible:
@@ -111,6 +116,7 @@ class ShardedPass:
         return key_of(
             code_version(),
             self.graph_sha256,
+            self.first,
             repr((list(self.tensors), self.inputs, start, stop)),
             msgspec.json.encode(self.preprocess),
             self.data.part(start, stop).sha256(),
@@ -128,6 +134,7 @@ def sharded_pass(
     graph: ir.Model,
     tensors: Sequence[str],
     head: Head,
+    run: Run,
     *,
     path: Path,
     preprocess: PreprocessConfig | None,
@@ -140,8 +147,8 @@ def sharded_pass(
         raise CalibrationError(
             f"the model is too large for shards ({error}): calibrate it in one process"
         ) from error
-    inputs = input_specs(graph)
-    return ShardedPass(serialized, tensors, inputs, path, preprocess, samples, head)
+    inputs, first = input_specs(graph), _digest(run, head.observed[0])
+    return ShardedPass(serialized, tensors, inputs, path, preprocess, samples, head, first)
 
 
 def shard_count(graph: ir.Model, samples: int) -> int:
@@ -154,7 +161,6 @@ def shard_count(graph: ir.Model, samples: int) -> int:
 def shards_of_workers(
     sharded: ShardedPass,
     count: int,
-    run: Run,
     workers: Workers,
     on_progress: Callable[[int, int], None],
 ) -> Iterator[Shard]:
@@ -182,7 +188,7 @@ def shards_of_workers(
         data=str(sharded.path.absolute()),
         preprocess=sharded.preprocess,
         samples=sharded.samples,
-        first=(sharded.head.stop, _digest(run, sharded.head.observed[0])),
+        first=(sharded.head.stop, sharded.first),
         threads=workers.threads,
     )
     text = msgspec.json.encode(job).decode()
@@ -207,8 +213,8 @@ def shards_of_files(sharded: ShardedPass, paths: Sequence[Path]) -> list[Shard]:
         place = (shard.start, shard.stop)
         if shard.stop > len(sharded.data) or sharded.key(*place) != shard.key:
             raise CalibrationError(
-                f"{path} is of another version, model, option or of other data: observe that shard "
-                "again"
+                f"{path} is of another version, model, option or of other data, or of a machine "
+                "that computes other bits: observe that shard again"
             )
         shards[place] = shard
     ends = [(sharded.head.stop, sharded.head.stop), *sorted(shards)]

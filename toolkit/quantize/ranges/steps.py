@@ -206,14 +206,14 @@ def observe(
     return observe_run(watch or run, job.data, job.tensors, on_progress, checkpoint)
 
 
-def divide(job: Job, graph: ir.Model) -> ShardedPass | None:
+def divide(job: Job, graph: ir.Model, run: Run) -> ShardedPass | None:
     """Return the pass over the data in shards, None if they cannot be cut."""
     head = job.data.read_head()
     if head is None or not isinstance(job.source, str | Path):
         return None
     config = None if job.preprocessing is None else job.preprocessing.config
     return sharded_pass(
-        graph, job.tensors, head,
+        graph, job.tensors, head, run,
         path=Path(job.source), preprocess=config, samples=job.options.samples,
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def divide(job: Job, graph: ir.Model) -> ShardedPass | None:
 def _in_shards(
     job: Job, graph: ir.Model, run: Run, watch: ChannelWatch | None, states: Sequence[Path]
 ) -> Observation | None:
-    sharded = divide(job, graph)
+    sharded = divide(job, graph, run)
     if sharded is None:
         return None
     on_progress, own = _share(job.report, "calibrate"), ChannelWatch(run)
@@ -231,7 +231,7 @@ def _in_shards(
     else:
         assert job.options.workers is not None
         count = shard_count(graph, len(sharded.data) - sharded.head.stop)
-        shards = shards_of_workers(sharded, count, run, job.options.workers, on_progress)
+        shards = shards_of_workers(sharded, count, job.options.workers, on_progress)
     observation = merged(head, sharded, own, shards)
     if watch is not None and observation is not None:
         watch.merge(own.alive, own.samples)
