@@ -51,7 +51,7 @@ def launch(folder: Path, tmp_path: Path, line: str, **env: str) -> "subprocess.C
     return subprocess.run(
         ["gst-launch-1.0", "-m", *shlex.split(line)],
         cwd=folder, env={**environment(tmp_path), **env}, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=120, check=False,
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ print(json.dumps(seen))
 def test_a_bridge_joins_an_appsink_to_an_appsrc(folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [SYSTEM_PYTHON, "-c", BRIDGE, ROOT / "pipelines/gstreamer/python", PICTURES, tmp_path],
-        cwd=folder, env=environment(tmp_path), capture_output=True, text=True, timeout=60,
+        cwd=folder, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -219,7 +219,7 @@ def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
     here = f'tandem-pipeline() {{ "{sys.executable}" -m pipelines "$@"; }}'
     done = subprocess.run(
         ["bash", "-ec", f"{here}\n{lines}\n{SYSTEM_PYTHON} program.py"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280,
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
