@@ -27,8 +27,9 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "check.md": ("Commands: results", ("infer", "compare", "surgeon")),
     "deploy.md": (
         "Commands: pipelines and devices",
-        ("model", "pipeline", "run", "record", "replay", "serve", "deploy", "flash"),
+        ("model", "pipeline", "run", "serve", "deploy", "flash"),
     ),
+    "record.md": ("Commands: recordings", ("record", "replay")),
     "bundle.md": ("Commands: bundles", ("bundle",)),
     "board.md": ("Commands: one board", ("board",)),
     "fleet.md": ("Commands: fleets", ("fleet",)),
