@@ -1,4 +1,4 @@
-"""`python -m pipelines`: one pipeline as a process of its own, as the agent starts it.
+"""`tandem-pipeline`: one pipeline as a process of its own, as the agent starts it.
 
 Standard output carries `device.protocol.messages` lines and nothing else; everything else goes to
 standard error. A login for the broker is read from TANDEM_MQTT_USERNAME and TANDEM_MQTT_PASSWORD,
@@ -81,16 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     options: argparse.Namespace, emit: Callable[[ChildMessage], None], stop: threading.Event
 ) -> None:
+    folder: Path = options.bundle
+    adapt = _sources_here(options.source)
+    config = load_pipeline(folder / PIPELINE)
+    _check_reach(config, is_release=options.data is not None)
+    if config.kind == "serve":
+        from pipelines.serving.release import run_release
+
+        run_release(config, folder, options.profile, emit, stop)
+        return
     # Here, so that a missing OpenCV is a Failure message too.
     from pipelines.open_models import bundle_files, open_models
     from pipelines.runtime.pipeline import RunOptions, run_pipeline
     from pipelines.runtime.reload import ReloadFile, hangups
     from pipelines.sinks.table import Broker
 
-    folder: Path = options.bundle
-    adapt = _sources_here(options.source)
-    config = load_pipeline(folder / PIPELINE)
-    _check_reach(config, is_release=options.data is not None)
     config = adapt(config)
     broker = None
     if options.mqtt_host is not None:
@@ -210,7 +215,7 @@ def _check_reach(config: PipelineConfig, *, is_release: bool) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines", description="Run the pipeline of an unpacked bundle."
+        prog="tandem-pipeline", description="Run the pipeline of an unpacked bundle."
     )
     parser.add_argument(
         "--bundle",

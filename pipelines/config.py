@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from device.choices import list_choices
 from device.errors import ConfigError
@@ -59,8 +59,35 @@ class SourceConfig(_Value, frozen=True, kw_only=True):
     max_hz: PositiveFloat | UnsetType = UNSET
 
 
+SERVED = ("name", "kind", "serve", "engine", "labels", "models")  # keys of kind "serve"
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class ServeConfig(_Value, frozen=True, kw_only=True):
+    """[serve]: where a release of kind "serve" listens, and how it batches; port 0: none.
+
+    `dynamic_batching`: requests that wait go together, at most `max_queue_delay_us` microseconds
+    later. `token_file`, `certificate`, `key`, `client_ca`: files of the board. Another host than
+    this machine's needs a token or a CA of clients.
+    """
+
+    host: str = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    metrics_port: Port = 8002
+    dynamic_batching: bool = False
+    max_queue_delay_us: Annotated[int, Meta(ge=0, le=10**7)] = 0
+    max_request_mb: Positive = 64
+    token_file: str = ""
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+
+
 class PipelineConfig(_Value, frozen=True, kw_only=True):
     """pipeline.toml: sources that share models, what to follow, any sinks.
+
+    `kind` "serve": no frames, but requests of clients, which `serve` says more of.
 
     One source is `source`; several are `sources`, each with an `id`. One model is `preprocess` and
     `decode`, with `engine` and `labels` if no command line names these files; several are `models`,
@@ -69,6 +96,8 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     """
 
     name: str
+    kind: Literal["frames", "serve"] = "frames"
+    serve: ServeConfig | UnsetType = UNSET
     source: SourceConfig | UnsetType = UNSET
     sources: tuple[SourceConfig, ...] = ()
     batch: Positive | UnsetType = UNSET
@@ -87,6 +116,19 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise ValueError unless there is a source, a name for each of several, models that go
         together, and sinks know whom they speak of."""
+        if self.kind == "serve":
+            self._check_served()
+        elif self.serve is not UNSET:
+            raise ValueError('[serve] belongs to `kind = "serve"`: add that, or remove it')
+        else:
+            self._check_frames()
+
+    def _check_served(self) -> None:
+        keys = self.__struct_fields__
+        if extra := [key for key in keys if getattr(self, key) and key not in SERVED]:
+            raise ValueError(f'a pipeline of kind "serve" has no {extra[0]!r}: remove it')
+
+    def _check_frames(self) -> None:
         if (self.source is UNSET) == (not self.sources):
             raise ValueError("write one [source], or [[sources]] for several")
         ids = [source.id for source in self.cameras]

@@ -22,12 +22,12 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "plan.md": ("Commands: profiles and plans", ("profiles", "plan", "explain")),
     "build.md": (
         "Commands: engines",
-        ("build", "build-all", "cache", "inspect", "bench", "export"),
+        ("build", "build-all", "cache", "inspect", "bench", "export", "import-triton"),
     ),
     "check.md": ("Commands: results", ("infer", "compare", "surgeon")),
     "deploy.md": (
         "Commands: pipelines and devices",
-        ("model", "pipeline", "run", "deploy", "flash"),
+        ("model", "pipeline", "run", "record", "replay", "serve", "deploy", "flash"),
     ),
     "bundle.md": ("Commands: bundles", ("bundle",)),
     "board.md": ("Commands: one board", ("board",)),

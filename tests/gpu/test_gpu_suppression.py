@@ -118,8 +118,8 @@ def test_scores_must_be_above_a_threshold(least: float, rng: np.random.Generator
     shape = (1, 2, 60)
     scores = rng.integers(0, 9, shape).astype(np.float32) / 8
     feeds = {"boxes": some_boxes(rng, 1, 60), "scores": scores}
-    found = check(suppressing(shape, 50, 0.6, least), feeds)
-    assert (found == 0) == (least == 2.0)
+    result = check(suppressing(shape, 50, 0.6, least), feeds)
+    assert (result == 0) == (least == 2.0)
 
 
 def test_without_a_threshold_the_lowest_scores_are_candidates(rng: np.random.Generator) -> None:
@@ -189,7 +189,7 @@ def chain(most: int, side: float = 3.0) -> onnx.ModelProto:
     }  # fmt: skip
     constants = [numpy_helper.from_array(v, n) for n, v in numbers.items()]
     constants += [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in integers.items()]
-    found = [
+    result = [
         node("NonZero", ["mask0"], ["at0"]),
         node("Squeeze", ["at0", "axis0"], ["i0"]),
         node("Gather", ["boxes", "i0"], ["b0"]),
@@ -234,7 +234,7 @@ def chain(most: int, side: float = 3.0) -> onnx.ModelProto:
         node("Gather", ["boxes", "zero"], ["left"], axis=1),
         node("Sub", ["right", "left"], ["width"]),
         node("GreaterOrEqual", ["width", "side"], ["mask0"]),
-        *found,
+        *result,
         node("Size", ["b1"], ["size"]),
         node("Equal", ["size", "nothing"], ["is_empty"]),
         node("If", ["is_empty"], ["keep"], then_branch=none, else_branch=branch),

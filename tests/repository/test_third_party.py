@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "THIRD_PARTY.md").read_text()
 LICENCES = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| (?:everywhere|Python|`)", TEXT, re.M))
 EXTRAS = (
+    "serve",
     "web",
     "camera",
     "dask",
@@ -20,6 +21,10 @@ EXTRAS = (
     "postgresql",
     "host",
     "serial",
+    "ros2",
+    "dds",
+    "mcap",
+    "foxglove",
     "torch",
     "tensorflow",
     "gpu-build",
@@ -28,6 +33,8 @@ EXTRAS = (
 # What packages write in place of an SPDX expression.
 SPDX = {
     "Apache 2.0": "Apache-2.0",
+    "EPL-2.0, BSD-3-Clause": "EPL-2.0 OR BSD-3-Clause",  # cyclonedds: its sources say OR
+    "3-Clause BSD License": "BSD-3-Clause",
     "BSD": "BSD-3-Clause",  # pyserial: its LICENSE.txt has three clauses
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
     "License :: OSI Approved :: MIT License": "MIT",

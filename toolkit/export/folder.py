@@ -157,7 +157,7 @@ def _write_implicit(network: Network, releases: Sequence[Release], folder: Path)
     if written(era):
         place = folder / "implicit"
         place.mkdir()
-        _write_model(place / MODEL, network.model)
+        write_model(place / MODEL, network.model)
         _write_scripts(place, rows)
         for row in written(era):
             if network.precision == "int8":
@@ -181,7 +181,7 @@ def _write_explicit(network: Network, releases: Sequence[Release], folder: Path)
     if written(era):
         place = folder / "explicit"
         place.mkdir()
-        _write_model(place / MODEL, typed)
+        write_model(place / MODEL, typed)
         _write_scripts(place, rows)
     return era
 
@@ -263,7 +263,8 @@ def _cache_name(release: Release) -> str:
     return f"calibration-{release.version}.cache"
 
 
-def _write_model(path: Path, model: ir.Model) -> None:
+def write_model(path: Path, model: ir.Model) -> None:
+    """Write ONNX. Raises BuildError: it is not valid, or too large for one file."""
     proto = ir.to_proto(model)
     if proto.ByteSize() > MAX_PROTOBUF_BYTES:
         raise BuildError(

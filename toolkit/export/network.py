@@ -41,7 +41,7 @@ class Network:
 def network_of(engine: Engine) -> Network:
     """Return the network of an engine. Raises BuildError: a segment cannot be read as ONNX."""
     manifest = engine.manifest
-    joined = _join(engine)
+    joined = joined_model(engine)
     precision = manifest.provenance.precision
     amax: Mapping[str, float] = {}
     results: Mapping[str, float] = {}
@@ -68,8 +68,8 @@ def network_of(engine: Engine) -> Network:
     )
 
 
-def _join(engine: Engine) -> ir.Model:
-    """Put the ONNX of all segments into one model."""
+def joined_model(engine: Engine) -> ir.Model:
+    """Return the ONNX of all segments as one model, with its Q/DQ."""
     manifest = engine.manifest
     values: dict[str, ir.Value] = {}
     nodes: list[ir.Node] = []

@@ -68,6 +68,11 @@ def pack_bundle(
     not fit (BundleError).
     """
     config = load_pipeline(pipeline)
+    if config.kind == "serve" and golden is not None:
+        raise BundleError(
+            f"{pipeline} is of kind 'serve', which has no decoder to compare golden outputs by:"
+            " leave out --golden"
+        )
     manifests = {}
     for model, members in files.items():
         with open_engine(members.engine) as opened:
@@ -139,7 +144,7 @@ def _check(
             " fewer"
         )
     try:
-        warnings = check_engines(config, engines)
+        warnings = check_engines(config, engines) if config.kind == "frames" else []
         check_release(config)
     except PipelineError as error:
         (first, *others) = files.values()

@@ -142,14 +142,14 @@ class _Suppression:
         _describe(rows, ir.DataType.INT64, (bound, 3))
         _describe(count, ir.DataType.INT64, (1,))
         zero = self.maker.constant("zero", np.array([0]))
-        found = self.maker.add("Slice", [rows, zero, count, zero])
+        selected = self.maker.add("Slice", [rows, zero, count, zero])
         old = self.node.outputs[0]
-        _describe(found, ir.DataType.INT64, tuple(old.shape or (None, 3)))
+        _describe(selected, ir.DataType.INT64, tuple(old.shape or (None, 3)))
         changes: list[tuple[ir.Value, ir.Value]] = []
         if scores.chosen is None and self.node.graph is self.model.graph:
-            changes.append((old, found))
+            changes.append((old, selected))
         else:
-            self._follow(old, found, bound, scores.chosen, changes)
+            self._follow(old, selected, bound, scores.chosen, changes)
         for value, new in changes:
             if value.is_graph_output():
                 self.maker.take_output(value, new)

@@ -1,0 +1,118 @@
+"""Ensembles of a Triton repository: steps that pass tensors from model to model."""
+
+import asyncio
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from device.errors import ConfigError
+from pipelines.serving.model import Model
+from pipelines.serving.model_config import Config, Port
+from pipelines.serving.protocol import (
+    BY_CONFIG,
+    Array,
+    InferRequest,
+    Refusal,
+    Status,
+    Tensor,
+    Wanted,
+    refuse,
+)
+
+Find = Callable[[str, str], Model]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A model of the ensemble: its inputs and outputs, with the tensors that they are."""
+
+    model: str
+    version: str
+    reads: Mapping[str, str]
+    writes: Mapping[str, str]
+
+    def can_run(self, tensors: Container[str]) -> bool:
+        """Whether all that it reads is there."""
+        return all(name in tensors for name in self.reads.values())
+
+
+class Ensemble(Model):
+    """Runs each step as soon as its tensors are there."""
+
+    def __init__(self, version: int, config: Config, folder: Path, find: Find) -> None:
+        """`find` returns a model that is ready, by name and version. Raises ConfigError."""
+        batch = (None,) if config.max_batch_size else ()
+        ports = [
+            [
+                Port(row.name, _datatype(row), (*batch, *(d if d >= 0 else None for d in row.dims)))
+                for row in rows
+            ]
+            for rows in (config.input, config.output)
+        ]
+        super().__init__(version, config, ports[0], ports[1], folder)
+        self._find = find
+        self.steps = [
+            Step(
+                one.model_name,
+                str(one.model_version) if one.model_version > 0 else "",
+                dict(one.input_map),
+                dict(one.output_map),
+            )
+            for one in config.ensemble_scheduling.step
+        ]
+        available = set(self.inputs)
+        waiting = list(self.steps)
+        while waiting:
+            runnable = [step for step in waiting if step.can_run(available)]
+            if not runnable:
+                lacking = sorted(set(waiting[0].reads.values()) - available)
+                raise ConfigError(
+                    f"ensemble {self.name!r}: the step {waiting[0].model!r} reads {lacking[0]!r},"
+                    " which is no input and which no step before it writes."
+                )
+            available.update(tensor for step in runnable for tensor in step.writes.values())
+            waiting = [step for step in waiting if step not in runnable]
+        if missing := sorted(set(self.outputs) - available):
+            raise ConfigError(f"ensemble {self.name!r}: no step writes its output {missing[0]!r}.")
+
+    def close(self) -> None:
+        """There is nothing to close: the models of the steps are the repository's."""
+
+    async def run(self, request: InferRequest) -> dict[str, Array]:
+        """Run the steps."""
+        tensors = {tensor.name: tensor for tensor in request.inputs}
+        waiting = list(self.steps)
+        while waiting:
+            runnable = [step for step in waiting if step.can_run(tensors)]
+            results = await asyncio.gather(
+                *(self._run_step(step, request, tensors) for step in runnable)
+            )
+            for result in results:
+                tensors.update(result)
+            waiting = [step for step in waiting if step not in runnable]
+        return {name: tensors[name].data for name in self.outputs}
+
+    async def _run_step(
+        self, step: Step, request: InferRequest, tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        try:
+            model = self._find(step.model, step.version)
+        except Refusal as refusal:
+            refuse(f"ensemble {self.name!r}: {refusal}", Status.UNAVAILABLE)
+        inner = replace(
+            request,
+            model=step.model,
+            version=step.version,
+            inputs=[replace(tensors[outer], name=name) for name, outer in step.reads.items()],
+            outputs=[Wanted(name) for name in step.writes],
+        )
+        return {step.writes[tensor.name]: tensor for tensor in await model.infer(inner)}
+
+
+def _datatype(row: Any) -> str:  # noqa: ANN401
+    values = row.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    name = values[row.data_type].name
+    if name not in BY_CONFIG:
+        raise ConfigError(f"{row.name!r} of the ensemble has the data type {name}.")
+    return BY_CONFIG[name]

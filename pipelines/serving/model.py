@@ -1,0 +1,556 @@
+"""A model that is served: what it takes, its instances, and its figures."""
+
+import asyncio
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from device.closing import Closing
+from device.engine.file import open_engine
+from device.engine.manifest import DimRange, Manifest, TensorInfo
+from device.errors import SessionError, TandemError
+from device.runtime.executors.table import SegmentReport
+from device.runtime.pool import turns_of
+from device.runtime.session import Session
+from pipelines.serving.model_config import (
+    Config,
+    ModelPort,
+    Port,
+    batch_of,
+    in_range,
+    ports_of,
+)
+from pipelines.serving.onnx_file import OnnxFile
+from pipelines.serving.protocol import (
+    BY_NUMPY,
+    BYTES,
+    DATATYPES,
+    Array,
+    InferRequest,
+    Refusal,
+    Status,
+    Tensor,
+    Wanted,
+    from_bf16,
+    refuse,
+    to_bf16,
+    whole,
+)
+from pipelines.serving.scheduler import Item, Policy, QueuePolicy, Scheduler
+
+MAX_INSTANCES = 16
+STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
+
+_log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """One instance of a model."""
+
+    def infer(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
+        """Run it once."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+@dataclass
+class Figures:
+    """What is counted of a model since it was loaded; `spent_ns` by stage, `batches` by size."""
+
+    success: int = 0
+    success_ns: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    fail_ns: int = 0
+    inferences: int = 0
+    executions: int = 0
+    last_ms: int = 0
+    spent_ns: Counter[str] = field(default_factory=Counter)
+    recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    batches: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def ran(self, rows: Sequence[int], waited_ns: int, stages_ns: Sequence[int]) -> None:
+        """Count one execution of requests with so many rows each."""
+        with self._lock:
+            self.executions += 1
+            self.inferences += sum(rows)
+            batch = self.batches[sum(rows)]
+            batch["count"] += 1
+            self.spent_ns["queue"] += waited_ns
+            for stage, spent_ns in zip(STAGES[1:], stages_ns, strict=True):
+                self.spent_ns[stage] += spent_ns * len(rows)
+                batch[stage] += spent_ns
+
+    def answered(self, spent_ns: int, failure: str = "") -> None:
+        """Count a request that was answered, or failed for a reason."""
+        with self._lock:
+            if failure:
+                self.failures[failure] += 1
+                self.fail_ns += spent_ns
+            else:
+                self.success += 1
+                self.success_ns += spent_ns
+                self.recent_ms.append(spent_ns / 1e6)
+                self.last_ms = time.time_ns() // 1_000_000
+
+    def as_json(self) -> dict[str, Any]:
+        """Return them as the statistics extension has them."""
+        with self._lock:
+            stages = {
+                stage: {"count": self.success, "ns": self.spent_ns[stage]} for stage in STAGES
+            }
+            return {
+                "last_inference": self.last_ms,
+                "inference_count": self.inferences,
+                "execution_count": self.executions,
+                "inference_stats": {
+                    "success": {"count": self.success, "ns": self.success_ns},
+                    "fail": {"count": self.failures.total(), "ns": self.fail_ns},
+                    **stages,
+                    "cache_hit": {"count": 0, "ns": 0},
+                    "cache_miss": {"count": 0, "ns": 0},
+                },
+                "batch_stats": [
+                    {
+                        "batch_size": size,
+                        **{
+                            stage: {"count": batch["count"], "ns": batch[stage]}
+                            for stage in STAGES[1:]
+                        },
+                    }
+                    for size, batch in sorted(self.batches.items())
+                ],
+            }
+
+
+class Model(Closing):
+    """What all models have: names, a configuration, inputs and outputs, figures."""
+
+    def __init__(
+        self, version: int, config: Config, inputs: Sequence[Port], outputs: Sequence[Port],
+        folder: Path,
+    ) -> None:  # fmt: skip
+        """Raises ConfigError: the configuration does not fit the ports."""
+        self.name: str = config.name
+        self.version = version
+        self.config = config
+        self.inputs = ports_of(config, inputs, "input", folder)
+        self.outputs = ports_of(config, outputs, "output", folder)
+        self.max_batch: int = config.max_batch_size
+        self.figures = Figures()
+        self.pending = 0
+
+    @abstractmethod
+    async def run(self, request: InferRequest) -> dict[str, Array]:
+        """Return the outputs for a request that was checked. Raises Refusal."""
+
+    def metadata(self, versions: Sequence[int]) -> dict[str, Any]:
+        """Return the metadata, with the versions that are ready."""
+        batch = [-1] if self.max_batch else []
+        return {
+            "name": self.name,
+            "versions": [str(one) for one in versions],
+            "platform": self.config.platform or self.config.backend,
+            **{
+                key: [
+                    {"name": p.name, "datatype": p.datatype, "shape": batch + p.shape()}
+                    for p in ports.values()
+                ]
+                for key, ports in (("inputs", self.inputs), ("outputs", self.outputs))
+            },
+        }
+
+    async def infer(self, request: InferRequest) -> list[Tensor]:
+        """Check a request, run it and return what it wants. Raises Refusal."""
+        started_ns = time.perf_counter_ns()
+        self.pending += 1
+        failure = "OTHER"
+        try:
+            wanted = self._wanted(request)
+            self._check(request)
+            outputs = await self.run(request)
+            tensors = [self._output(one, outputs[one.name]) for one in wanted]
+            failure = ""
+            return tensors
+        except asyncio.CancelledError:
+            failure = "CANCELED"
+            raise
+        except Refusal as refusal:
+            failure = _REASONS.get(refusal.status, "OTHER")
+            raise
+        finally:
+            self.pending -= 1
+            self.figures.answered(time.perf_counter_ns() - started_ns, failure)
+
+    def rows(self, request: InferRequest) -> int:
+        """Return the size of a request's batch."""
+        return request.inputs[0].shape[0] if self.max_batch and request.inputs else 1
+
+    def _wanted(self, request: InferRequest) -> Sequence[Wanted]:
+        names = [one.name for one in request.outputs]
+        for name in names:
+            if name not in self.outputs:
+                refuse(
+                    f"unexpected inference output {name!r} for model {self.name!r}; it has"
+                    f" {', '.join(self.outputs)}"
+                )
+        if len(set(names)) < len(names):
+            double = next(name for name in names if names.count(name) > 1)
+            refuse(f"output {double!r} of model {self.name!r} is requested more than once")
+        return request.outputs or [Wanted(name) for name in self.outputs]
+
+    def _check(self, request: InferRequest) -> None:
+        given = [tensor.name for tensor in request.inputs]
+        needed = [port.name for port in self.inputs.values() if not port.optional]
+        if len(set(given)) < len(given):
+            double = next(name for name in given if given.count(name) > 1)
+            refuse(f"input {double!r} of model {self.name!r} is given more than once")
+        for name in given:
+            if name not in self.inputs:
+                refuse(
+                    f"unexpected inference input {name!r} for model {self.name!r}; it has"
+                    f" {', '.join(self.inputs)}"
+                )
+        if missing := [name for name in needed if name not in given]:
+            refuse(
+                f"expected {len(needed)} inputs but got {len(given)} inputs for model"
+                f" {self.name!r}: {', '.join(missing)} not given"
+            )
+        sizes: dict[str, int] = {}
+        for tensor in request.inputs:
+            self._check_tensor(tensor, self.inputs[tensor.name], sizes)
+
+    def _check_tensor(self, tensor: Tensor, port: ModelPort, sizes: dict[str, int]) -> None:
+        where = f"inference input {tensor.name!r} of model {self.name!r}"
+        if tensor.datatype != port.datatype:
+            refuse(f"{where} has the data-type {tensor.datatype}; the model takes {port.datatype}")
+        shape = tensor.shape
+        expected = ([-1] if self.max_batch else []) + port.shape()
+        if len(shape) != len(expected):
+            refuse(
+                f"unexpected shape of {where}: expected {expected}, got {list(shape)}, which has"
+                f" {len(shape)} dimensions and not {len(expected)}"
+            )
+        if self.max_batch:
+            self._check_rows(where, shape[0], sizes)
+            shape = shape[1:]
+        for size, dim in zip(shape, port.dims, strict=True):
+            if isinstance(dim, int) and size != dim:
+                refuse(
+                    f"unexpected shape of {where}: expected {expected}, got {list(tensor.shape)}"
+                )
+            if isinstance(dim, DimRange):
+                _check_range(where, size, dim, sizes)
+
+    def _check_rows(self, where: str, rows: int, sizes: dict[str, int]) -> None:
+        if not 1 <= rows <= self.max_batch:
+            refuse(
+                f"unexpected shape of {where}: the batch-size must be 1 to {self.max_batch}"
+                f" (max_batch_size), got {rows}"
+            )
+        if rows != sizes.setdefault("", rows):
+            refuse(f"{where} has the batch-size {rows}; an input before it has {sizes['']}")
+
+    def _output(self, wanted: Wanted, array: Array) -> Tensor:
+        port = self.outputs[wanted.name]
+        if port.converted:
+            array = to_bf16(array)
+        classes = whole(wanted.parameters, "classification", f"output {wanted.name!r}")
+        if classes:
+            array = classify(array, classes, port.labels, batched=self.max_batch > 0)
+            return Tensor(wanted.name, BYTES, array.shape, array)
+        if port.inner is not None:
+            batch = array.shape[:1] if self.max_batch else ()
+            array = array.reshape(*batch, *port.shape())
+        return Tensor(wanted.name, port.datatype, array.shape, array)
+
+
+def _check_range(where: str, size: int, dim: DimRange, sizes: dict[str, int]) -> None:
+    if not in_range(size, dim):
+        step = f" in steps of {dim.step}" if dim.step > 1 else ""
+        refuse(
+            f"unexpected shape of {where}: dimension {dim.name!r} is {size}; the engine takes"
+            f" {dim.min} to {dim.max}{step}"
+        )
+    if sizes.setdefault(dim.name, size) != size:
+        refuse(
+            f"unexpected shape of {where}: dimension {dim.name!r} is {size}, and"
+            f" {sizes[dim.name]} before"
+        )
+
+
+_REASONS = {
+    Status.UNAVAILABLE: "REJECTED",
+    Status.BUSY: "REJECTED",
+    Status.INTERNAL: "BACKEND",
+}
+
+
+def classify(scores: Array, count: int, labels: Sequence[str], *, batched: bool) -> Array:
+    """Return the best `count` classes of each batch entry as VALUE:INDEX[:LABEL]."""
+    if scores.dtype.kind in "Ob":
+        refuse(f"classification was asked for of {scores.dtype}; it takes numbers")
+    rows = scores.reshape(len(scores) if batched else 1, -1)
+    count = min(count, rows.shape[1])
+    order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
+    texts = np.empty(order.shape, object)
+    for (row, place), index in np.ndenumerate(order):
+        value = rows[row, index]
+        text = f"{value:f}" if rows.dtype.kind == "f" else str(value)
+        label = f":{labels[index]}" if index < len(labels) else ""
+        texts[row, place] = f"{text}:{index}{label}".encode()
+    return texts if batched else texts[0]
+
+
+@dataclass(slots=True)
+class _Work:
+    """A request in the queue, as arrays that the model takes."""
+
+    feeds: dict[str, Array]
+    answer: asyncio.Future[dict[str, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Instances of a file, and what they take and give."""
+
+    runners: Sequence[Runner]
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+
+
+class QueuedModel(Model):
+    """A model with instances in threads, and a queue."""
+
+    def __init__(
+        self, version: int, config: Config, opened: Opened, folder: Path, max_queue: int
+    ) -> None:
+        """Takes the instances, which are ready. Raises ConfigError."""
+        super().__init__(version, config, opened.inputs, opened.outputs, folder)
+        self._batch = batch_of(opened.inputs, opened.outputs)
+        self._runners = opened.runners
+        self._loop: asyncio.AbstractEventLoop | None = None
+        policy = policy_of(config, max_queue)
+        self.scheduler = Scheduler(
+            policy, [partial(self._run, runner) for runner in opened.runners], self._fail
+        )
+
+    def close(self) -> None:
+        """Answer what waits, then close the instances."""
+        self.scheduler.close()
+        for runner in self._runners:
+            runner.close()
+
+    @property
+    def reports(self) -> list[SegmentReport]:
+        """How the segments of an engine run; none of a model.onnx."""
+        return [one for runner in self._runners[:1] for one in getattr(runner, "reports", ())]
+
+    def sample(self) -> InferRequest:
+        """Return a request of zeros."""
+        inputs = []
+        for port in self.inputs.values():
+            sizes = [dim.opt if isinstance(dim, DimRange) else dim or 1 for dim in port.dims]
+            shape = [1, *sizes] if self.max_batch else sizes
+            array = np.zeros(shape, DATATYPES[port.datatype].numpy)
+            inputs.append(Tensor(port.name, port.datatype, array.shape, array))
+        return InferRequest(self.name, str(self.version), inputs)
+
+    async def run(self, request: InferRequest) -> dict[str, Array]:
+        """Queue a request and wait for its outputs."""
+        self._loop = asyncio.get_running_loop()
+        feeds = {tensor.name: self._feed(tensor) for tensor in request.inputs}
+        work = _Work(feeds, self._loop.create_future())
+        where = f"the request to model {self.name!r}"
+        item = Item(
+            work,
+            self.rows(request),
+            tuple((name, feeds[name].shape[1:]) for name in sorted(feeds)),
+            whole(request.parameters, "priority", where),
+            whole(request.parameters, "timeout", where) / 1e6,
+        )
+        self.scheduler.submit(item)
+        if item.timeout_s:
+            self._loop.call_later(item.timeout_s, self.scheduler.expire)
+        try:
+            return await work.answer
+        except asyncio.CancelledError:
+            item.cancelled = True
+            raise
+
+    def _feed(self, tensor: Tensor) -> Array:
+        port, array = self.inputs[tensor.name], tensor.data
+        if port.converted:
+            array = from_bf16(array)
+        if port.inner is not None:
+            batch = array.shape[:1] if self.max_batch else ()
+            array = array.reshape(*batch, *port.inner)
+        return array
+
+    def _run(self, runner: Runner, items: list[Item]) -> None:
+        """Run a batch in a thread of this instance."""
+        begin_ns = time.perf_counter_ns()
+        waited_ns = sum(int((time.monotonic() - item.queued_s) * 1e9) for item in items)
+        rows = [item.rows for item in items]
+        results: list[dict[str, Array] | Refusal]
+        try:
+            feeds = self._stack([item.work.feeds for item in items], sum(rows))
+            fed_ns = time.perf_counter_ns()
+            outputs = runner.infer(feeds)
+            ran_ns = time.perf_counter_ns()
+            results = list(self._split(outputs, rows))
+            end_ns = time.perf_counter_ns()
+            self.figures.ran(rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns))
+        except Exception as error:  # noqa: BLE001  (a client waits for an answer)
+            if not isinstance(error, TandemError):
+                _log.exception("model %r failed", self.name)
+            refusal = Refusal(Status.INTERNAL, f"model {self.name!r} failed: {error}")
+            refusal = error if isinstance(error, Refusal) else refusal
+            results = [refusal for _ in items]
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(_deliver, items, results)
+
+    def _fail(self, item: Item, refusal: Refusal) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(_deliver, [item], [refusal])
+
+    def _stack(self, feeds: Sequence[dict[str, Array]], rows: int) -> dict[str, Array]:
+        """Return the feeds one below another, filled up to a batch that the engine takes."""
+        batch = self._batch if self.max_batch else None
+        missing = 0
+        if batch is not None and not in_range(rows, batch):
+            missing = max(batch.min, -(-rows // batch.step) * batch.step) - rows
+        if len(feeds) == 1 and not missing:
+            return feeds[0]
+        stacked = {}
+        for name, first in feeds[0].items():
+            parts = [one[name] for one in feeds]
+            if missing:
+                parts.append(np.zeros((missing, *first.shape[1:]), first.dtype))
+            stacked[name] = np.concatenate(parts)
+        return stacked
+
+    def _split(
+        self, outputs: Mapping[str, Array], rows: Sequence[int]
+    ) -> Sequence[dict[str, Array]]:
+        if not self.max_batch:
+            return [dict(outputs)]
+        ends = np.cumsum(rows)
+        return [
+            {name: array[end - count : end] for name, array in outputs.items()}
+            for end, count in zip(ends, rows, strict=True)
+        ]
+
+
+def _deliver(items: Sequence[Item], results: Sequence[dict[str, Array] | Refusal]) -> None:
+    for item, result in zip(items, results, strict=True):
+        answer = item.work.answer
+        if answer.done():  # its client has gone
+            continue
+        if isinstance(result, Refusal):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
+
+
+def policy_of(config: Config, max_queue: int) -> Policy:
+    """Return how a configuration wants requests queued and batched."""
+    if not config.HasField("dynamic_batching"):
+        return Policy(config.name, max_queue=max_queue)
+    rows = config.dynamic_batching
+    return Policy(
+        model=config.name,
+        max_batch=max(1, config.max_batch_size),
+        preferred=tuple(rows.preferred_batch_size),
+        delay_s=rows.max_queue_delay_microseconds / 1e6,
+        levels=rows.priority_levels,
+        default_level=rows.default_priority_level,
+        queue=_queue_policy(rows.default_queue_policy),
+        by_level={
+            level: _queue_policy(rows.priority_queue_policy[level])
+            for level in rows.priority_queue_policy
+        },
+        max_queue=max_queue,
+    )
+
+
+def _queue_policy(row: Any) -> QueuePolicy:  # noqa: ANN401
+    return QueuePolicy(
+        size=row.max_queue_size,
+        timeout_s=row.default_timeout_microseconds / 1e6,
+        delays=row.timeout_action == 1,
+        own_timeout=row.allow_timeout_override,
+    )
+
+
+def open_file(path: Path, count: int, dla_core: int | None, profile: str | None) -> Opened:
+    """Open the instances of an engine, or of a model.onnx; all share its weights.
+
+    `count` 0: one, or one for each DLA core where frames take turns on them. They have run once
+    when this returns. Raises TandemError.
+    """
+    if count > MAX_INSTANCES:
+        raise SessionError(f"{path}: {count} instances were asked for; at most {MAX_INSTANCES} run")
+    with ExitStack() as stack:
+        runners: list[Runner] = []
+        if path.suffix == ".onnx":
+            first = OnnxFile(path)
+            runners = [first, *(OnnxFile(path, first) for _ in range(1, count))]
+            inputs, outputs = first.inputs, first.outputs
+        else:
+            engine = stack.enter_context(open_engine(path))
+            turn = 0 if dla_core is None else None
+            session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
+            closing = stack.enter_context(ExitStack())
+            closing.callback(session.close)
+            runners.append(session)
+            for number in range(1, count or turns_of(engine, session)):
+                turn = number if dla_core is None else None
+                session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
+                closing.callback(session.close)
+                runners.append(session)
+            inputs, outputs = ports_of_engine(engine.manifest)
+            for runner in runners:
+                warm_up(runner, inputs)
+            closing.pop_all()
+        return Opened(runners, inputs, outputs)
+
+
+def warm_up(runner: Runner, inputs: Sequence[Port]) -> None:
+    """Run an instance once, on zeros of the sizes that it was built for. Raises SessionError."""
+    runner.infer({
+        port.name: np.zeros(
+            [dim.opt if isinstance(dim, DimRange) else dim or 1 for dim in port.dims],
+            DATATYPES[port.datatype].numpy,
+        )
+        for port in inputs
+    })  # fmt: skip
+
+
+def ports_of_engine(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """Return the inputs and outputs of an engine."""
+    dims = {dim.name: dim for dim in manifest.dims}
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    inputs, outputs = (
+        tuple(_port(tensors[name], dims) for name in names)
+        for names in (manifest.inputs, manifest.outputs)
+    )
+    return inputs, outputs
+
+
+def _port(tensor: TensorInfo, dims: Mapping[str, DimRange]) -> Port:
+    sizes = tuple(dims[dim] if isinstance(dim, str) else dim for dim in tensor.shape)
+    return Port(tensor.name, BY_NUMPY[tensor.dtype], sizes)

@@ -1,0 +1,166 @@
+"""The values of a request and of an answer, the datatypes, and refusals with their status."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from device.errors import TandemError
+
+Array = npt.NDArray[Any]
+Parameter = bool | int | float | str
+Parameters = Mapping[str, Parameter]
+
+BYTES = "BYTES"
+BF16 = "BF16"
+
+
+class Status(Enum):
+    """Why a request is refused: the HTTP status and the name of the gRPC code."""
+
+    INVALID = (400, "INVALID_ARGUMENT")
+    EXISTS = (400, "ALREADY_EXISTS")
+    UNAUTHENTICATED = (401, "UNAUTHENTICATED")
+    NOT_FOUND = (404, "NOT_FOUND")
+    NO_METHOD = (405, "UNIMPLEMENTED")
+    TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
+    MISDIRECTED = (421, "PERMISSION_DENIED")
+    BUSY = (429, "RESOURCE_EXHAUSTED")
+    HEADER_TOO_LARGE = (431, "RESOURCE_EXHAUSTED")
+    INTERNAL = (500, "INTERNAL")
+    UNIMPLEMENTED = (501, "UNIMPLEMENTED")
+    UNAVAILABLE = (503, "UNAVAILABLE")
+    TIMEOUT = (504, "DEADLINE_EXCEEDED")
+
+
+class Refusal(TandemError):  # noqa: N818  (what it is called in the protocol's words)
+    """A request that is not answered; the message is the sentence that the client reads."""
+
+    def __init__(self, status: Status, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def refuse(sentence: str, status: Status = Status.INVALID) -> NoReturn:
+    """Raise a Refusal."""
+    raise Refusal(status, sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """A datatype of the protocol: numpy's, config.pbtxt's, and the field of typed contents.
+
+    BYTES are arrays of objects, BF16 the upper halves of float32 in uint16.
+    """
+
+    numpy: np.dtype[Any]
+    config: str
+    contents: str
+
+
+DATATYPES: Mapping[str, Datatype] = {
+    name: Datatype(np.dtype(kind), f"TYPE_{config or name}", contents)
+    for name, kind, config, contents in (
+        ("BOOL", "bool", "", "bool_contents"),
+        ("UINT8", "uint8", "", "uint_contents"),
+        ("UINT16", "uint16", "", "uint_contents"),
+        ("UINT32", "uint32", "", "uint_contents"),
+        ("UINT64", "uint64", "", "uint64_contents"),
+        ("INT8", "int8", "", "int_contents"),
+        ("INT16", "int16", "", "int_contents"),
+        ("INT32", "int32", "", "int_contents"),
+        ("INT64", "int64", "", "int64_contents"),
+        ("FP16", "float16", "", ""),
+        ("FP32", "float32", "", "fp32_contents"),
+        ("FP64", "float64", "", "fp64_contents"),
+        (BYTES, "object", "STRING", "bytes_contents"),
+        (BF16, "uint16", "", ""),
+    )
+}
+BY_CONFIG = {row.config: name for name, row in DATATYPES.items()}
+BY_NUMPY = {str(row.numpy): name for name, row in DATATYPES.items() if name != BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor on its way in or out. `place`: the shared memory that an answer is written to,
+    as (region, offset); `binary`: HTTP sends it as bytes behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Array
+    place: tuple[str, int, int] | None = None
+    binary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An output that a request asks for."""
+
+    name: str
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """An inference: `traceparent` is that of W3C Trace Context, empty where none was sent."""
+
+    model: str
+    version: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Wanted] = ()
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """The answer to an inference."""
+
+    model: str
+    version: str
+    outputs: Sequence[Tensor]
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+
+
+def check_datatype(name: str, datatype: str) -> Datatype:
+    """Return the row of a datatype. Raises Refusal."""
+    if datatype not in DATATYPES:
+        refuse(
+            f"input {name!r} has the datatype {datatype!r}, which is none of {', '.join(DATATYPES)}"
+        )
+    return DATATYPES[datatype]
+
+
+def elements(name: str, shape: Sequence[int]) -> int:
+    """Return the number of elements of a shape. Raises Refusal: a dimension is negative."""
+    if any(dim < 0 for dim in shape):
+        refuse(f"input {name!r} has the shape {list(shape)}: a dimension must be 0 or more")
+    return prod(shape)
+
+
+def whole(parameters: Parameters, key: str, where: str, default: int = 0) -> int:
+    """Return a parameter that is a whole number of 0 or more. Raises Refusal."""
+    value = parameters.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        refuse(f"the parameter {key!r} of {where} is {value!r}: give a whole number of 0 or more")
+    return value
+
+
+def from_bf16(halves: Array) -> Array:
+    """Return float32 of BF16 in uint16: exact."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bf16(values: Array) -> Array:
+    """Return BF16 in uint16 of float32, rounded to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)

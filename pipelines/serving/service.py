@@ -1,0 +1,199 @@
+"""What both ports answer: plain values in, plain values out, refusals raised."""
+
+import hmac
+import logging
+from collections.abc import Mapping
+from importlib.metadata import version as installed
+from typing import Any
+
+from pipelines.serving.codec import to_bytes
+from pipelines.serving.model_config import as_json
+from pipelines.serving.protocol import (
+    InferRequest,
+    InferResponse,
+    Parameter,
+    Parameters,
+    Status,
+    Tensor,
+    Wanted,
+    refuse,
+)
+from pipelines.serving.repository import Repository
+from pipelines.serving.shared_memory import SystemRegions
+
+EXTENSIONS = (
+    "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
+    "model_repository(unload_dependents)", "parameters", "schedule_policy", "statistics",
+    "system_shared_memory", "trace",
+)  # fmt: skip
+
+# Settings that clients may read and change, with their values at the start.
+LOG_SETTINGS: Parameters = {
+    "log_file": "", "log_info": True, "log_warning": True, "log_error": True,
+    "log_verbose_level": 0, "log_format": "default",
+}  # fmt: skip
+TRACE_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "trace_file": ("",), "trace_level": ("OFF",), "trace_rate": ("1000",), "trace_count": ("-1",),
+    "log_frequency": ("0",), "trace_mode": ("opentelemetry",),
+}  # fmt: skip
+LEVELS = (
+    ("log_info", logging.INFO),
+    ("log_warning", logging.WARNING),
+    ("log_error", logging.ERROR),
+)
+
+_trace_log = logging.getLogger("tandem.trace")
+
+
+class Service:
+    """The server's answers; all methods are for the thread of the event loop."""
+
+    def __init__(
+        self, repository: Repository, regions: SystemRegions, *, token: str = "",
+        max_request_bytes: int, max_in_flight_bytes: int,
+    ) -> None:  # fmt: skip
+        self.repository = repository
+        self.regions = regions
+        self.ready = False
+        self.max_request_bytes = max_request_bytes
+        self._token = token
+        self._max_in_flight_bytes = max_in_flight_bytes
+        self._in_flight_bytes = 0
+        self._log = dict(LOG_SETTINGS)
+        self._trace: dict[str, dict[str, tuple[str, ...]]] = {"": dict(TRACE_SETTINGS)}
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The bytes of requests that are being answered."""
+        return self._in_flight_bytes
+
+    def authorize(self, header: str) -> None:
+        """Check the value of `authorization`. Raises Refusal."""
+        kind, _, token = header.partition(" ")
+        if self._token and not (
+            kind.lower() == "bearer"
+            and hmac.compare_digest(token.strip().encode(), self._token.encode())
+        ):
+            refuse(
+                "this server asks for a token: send `authorization: Bearer TOKEN`",
+                Status.UNAUTHENTICATED,
+            )
+
+    def hold(self, size: int) -> None:
+        """Count the bytes of a request until `release`. Raises Refusal: too large, or too many."""
+        if size > self.max_request_bytes:
+            refuse(
+                f"the request has {size} bytes; this server takes {self.max_request_bytes}",
+                Status.TOO_LARGE,
+            )
+        if self._in_flight_bytes + size > self._max_in_flight_bytes:
+            refuse(
+                f"requests of {self._in_flight_bytes} bytes are being answered, and this one has"
+                f" {size}; this server holds {self._max_in_flight_bytes}: try again later",
+                Status.BUSY,
+            )
+        self._in_flight_bytes += size
+
+    def release(self, size: int) -> None:
+        """Forget the bytes of a request."""
+        self._in_flight_bytes -= size
+
+    def server_metadata(self) -> dict[str, Any]:
+        """Name, version and extensions."""
+        return {
+            "name": "tandem", "version": installed("tandem-edge"), "extensions": list(EXTENSIONS),
+        }  # fmt: skip
+
+    def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """Inputs and outputs of a model. Raises Refusal."""
+        model = self.repository.find(name, version)
+        return model.metadata(self.repository.versions(name))
+
+    def model_config(self, name: str, version: str = "") -> dict[str, Any]:
+        """The configuration of a model. Raises Refusal."""
+        return as_json(self.repository.find(name, version).config)
+
+    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """The figures of a model, or of all. Raises Refusal."""
+        if not name:
+            models = self.repository.models
+        elif version:
+            models = [self.repository.find(name, version)]
+        else:
+            self.repository.find(name)
+            numbers = self.repository.versions(name)
+            models = [self.repository.find(name, str(number)) for number in numbers]
+        return {
+            "model_stats": [
+                {"name": model.name, "version": str(model.version), **model.figures.as_json()}
+                for model in models
+            ]
+        }
+
+    def trace_settings(
+        self, model: str, changes: Mapping[str, tuple[str, ...] | None]
+    ) -> dict[str, tuple[str, ...]]:
+        """Change the trace settings, of a model if one is named; None: as the server's. Return
+        them. Raises Refusal."""
+        if model:
+            self.repository.find(model)
+        settings = self._trace.get(model, {})
+        for name, values in changes.items():
+            if name not in TRACE_SETTINGS:
+                refuse(f"the trace setting {name!r} is none of {', '.join(TRACE_SETTINGS)}")
+            if values is None:
+                settings.pop(name, None)
+                if not model:
+                    settings[name] = TRACE_SETTINGS[name]
+            else:
+                settings[name] = values
+        if changes:
+            self._trace[model] = settings
+        return {**self._trace[""], **settings}
+
+    def log_settings(self, changes: Parameters) -> dict[str, Parameter]:
+        """Change the log settings and return them. Raises Refusal."""
+        for name, value in changes.items():
+            if name not in self._log:
+                refuse(f"the log setting {name!r} is none of {', '.join(self._log)}")
+            if type(value) is not type(LOG_SETTINGS[name]):
+                kind = type(LOG_SETTINGS[name]).__name__
+                refuse(f"the log setting {name!r} is {value!r}; it takes a {kind}")
+            if name == "log_file" and value:
+                refuse("the log setting 'log_file' is not taken from clients: set it at the start")
+        self._log |= changes
+        enabled = [level for name, level in LEVELS if self._log[name]]
+        level = min(enabled, default=logging.CRITICAL)
+        logging.getLogger("pipelines.serving").setLevel(
+            logging.DEBUG if self._log["log_verbose_level"] else level
+        )
+        return dict(self._log)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Run a model. Raises Refusal."""
+        model = self.repository.find(request.model, request.version)
+        places = {
+            one.name: self.regions.place(f"output {one.name!r}", one.parameters)
+            for one in request.outputs
+            if "shared_memory_region" in one.parameters
+        }
+        tensors = await model.infer(request)
+        if places:
+            tensors = [self._placed(one, places.get(one.name)) for one in tensors]
+        if request.traceparent and _trace_log.isEnabledFor(logging.INFO):
+            _trace_log.info("traceparent=%s model=%s", request.traceparent, model.name)
+        return InferResponse(model.name, str(model.version), tensors, request.id)
+
+    def _placed(self, tensor: Tensor, place: tuple[str, int, int] | None) -> Tensor:
+        if place is None:
+            return tensor
+        data = to_bytes(tensor)
+        self.regions.write(tensor.name, place, data)
+        written = (place[0], place[1], data.nbytes)
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, written)
+
+
+def wants_binary(wanted: Wanted | None, parameters: Parameters) -> bool:
+    """Whether HTTP is to send an output as bytes."""
+    default = bool(parameters.get("binary_data_output", False))
+    return bool(wanted.parameters.get("binary_data", default)) if wanted else default

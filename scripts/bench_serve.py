@@ -1,0 +1,393 @@
+"""Compares `tandem serve` with kserve and MLServer: `python -m scripts.bench_serve`.
+
+All serve an identity model of FP32, each in a process of its own, one after the other, and are
+asked by tritonclient from this one. The peers run in environments of their own:
+
+    python -m venv kserve && kserve/bin/pip install kserve==0.21.0
+    python -m venv mlserver && mlserver/bin/pip install mlserver==1.7.1     # Python below 3.13
+    python -m scripts.bench_serve --kserve kserve/bin/python --mlserver mlserver/bin/python
+
+Requests a second depend on the client and on the machine's load; CPU milliseconds of the server for
+each request hardly do. `--batching` compares 64 clients with and without dynamic batching, on an
+engine with a simulated time of 20 ms.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+import tritonclient.utils.shared_memory as shm
+from onnx import TensorProto, helper
+
+ROOT = Path(__file__).parents[1]
+TICKS = os.sysconf("SC_CLK_TCK")
+NAME, INPUT, OUTPUT = "identity", "INPUT0", "OUTPUT0"
+SIZES = {"16 floats": 16, "1.2 MB": 3 * 320 * 320}
+START_S = 90.0
+BOARD_S = 0.02
+
+KSERVE = """
+import sys
+from kserve import InferOutput, InferResponse, Model, ModelServer
+
+class Identity(Model):
+    def __init__(self):
+        super().__init__("identity")
+        self.ready = True
+
+    async def predict(self, request, headers=None, response_headers=None):
+        array = request.inputs[0].as_numpy()
+        output = InferOutput("OUTPUT0", list(array.shape), "FP32")
+        output.set_data_from_numpy(array, binary_data=True)
+        return InferResponse(request.id or "1", "identity", [output])
+
+if __name__ == "__main__":
+    http, grpc = map(int, sys.argv[1:])
+    server = ModelServer(http_port=http, grpc_port=grpc, workers=1)
+    server.start([Identity()])
+"""
+
+MLSERVER = """
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceResponse
+
+class Identity(MLModel):
+    async def predict(self, payload):
+        array = NumpyCodec.decode_input(payload.inputs[0])
+        output = NumpyCodec.encode_output("OUTPUT0", array)
+        return InferenceResponse(model_name=self.name, outputs=[output])
+"""
+
+SLOW = f"""
+import time
+from device.runtime.session import Session
+
+infer = Session.infer
+
+def slow(self, feeds, outputs=None):
+    time.sleep({BOARD_S})
+    return infer(self, feeds, outputs)
+
+Session.infer = slow
+from toolkit.cli.main import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one server, protocol and size."""
+
+    server: str
+    protocol: str
+    size: str
+    requests_per_s: float
+    p50_ms: float
+    server_cpu_ms: float
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def write_model(folder: Path) -> Path:
+    """Write the identity model as a repository."""
+    shape = ["n"]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", [INPUT], [OUTPUT])],
+        NAME,
+        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    path = folder / NAME / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    onnx.save(model, path)
+    ports = ((which, f"{which.upper()}0") for which in ("input", "output"))
+    config = (
+        f'{key} {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] }}' for key, name in ports
+    )
+    (folder / NAME / "config.pbtxt").write_text("\n".join(config))
+    return folder
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server: its command for ports of HTTP and gRPC."""
+
+    name: str
+    command: Callable[[Path, int, int], list[str]]
+
+
+def _ours(folder: Path, http: int, grpc: int) -> list[str]:
+    repository = folder / "repository"
+    if not repository.exists():
+        write_model(repository)
+    ports = ("--http", str(http), "--grpc", str(grpc), "--metrics", "0")
+    code = "from toolkit.cli.main import main; main()"
+    return [sys.executable, "-c", code, "serve", str(repository), *ports]
+
+
+def kserve(python: Path) -> Peer:
+    """kserve in an environment of its own."""
+
+    def command(folder: Path, http: int, grpc: int) -> list[str]:
+        (folder / "kserve_identity.py").write_text(KSERVE)
+        return [str(python), str(folder / "kserve_identity.py"), str(http), str(grpc)]
+
+    return Peer("kserve", command)
+
+
+def mlserver(python: Path) -> Peer:
+    """MLServer in an environment of its own."""
+
+    def command(folder: Path, http: int, grpc: int) -> list[str]:
+        models = folder / "mlserver"
+        models.mkdir(exist_ok=True)
+        (models / "identity_runtime.py").write_text(MLSERVER)
+        settings = {"name": NAME, "implementation": "identity_runtime.Identity"}
+        (models / "model-settings.json").write_text(json.dumps(settings))
+        ports = {"http_port": http, "grpc_port": grpc, "metrics_port": free_port()}
+        own = {**ports, "parallel_workers": 0, "host": "127.0.0.1"}
+        (models / "settings.json").write_text(json.dumps(own))
+        return [str(python.parent / "mlserver"), "start", str(models)]
+
+    return Peer("MLServer", command)
+
+
+@contextlib.contextmanager
+def started(peer: Peer, folder: Path) -> Iterator[tuple[int, int, int]]:
+    """Start a server; give its process and its ports of HTTP and gRPC."""
+    http, grpc = free_port(), free_port()
+    with (folder / f"{peer.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            peer.command(folder, http, grpc), stdout=log, stderr=log, cwd=ROOT
+        )
+    try:
+        end_s = time.monotonic() + START_S
+        with triton_grpc.InferenceServerClient(f"127.0.0.1:{grpc}") as client:
+            while not _is_ready(client):
+                if process.poll() is not None or time.monotonic() > end_s:
+                    text = (folder / f"{peer.name}.log").read_text()[-2000:]
+                    raise SystemExit(f"{peer.name} did not start: {text}")
+                time.sleep(0.1)
+        yield process.pid, http, grpc
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_ready(client: Any) -> bool:  # noqa: ANN401
+    try:
+        return bool(client.is_model_ready(NAME))
+    except triton_grpc.InferenceServerException:
+        return False
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children that run."""
+    total = 0.0
+    for one in [pid, *_children(pid)]:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / TICKS
+    return total
+
+
+def _children(pid: int) -> list[int]:
+    rows = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        for text in tasks.read_text().split():
+            rows += [int(text), *_children(int(text))]
+    return rows
+
+
+def measured(ask: Callable[[], object], pid: int, seconds: float) -> tuple[float, float, float]:
+    """Return requests a second, the median in ms, and CPU ms of the server for each."""
+    for _ in range(3):
+        ask()
+    times, cpu_before, begin = [], cpu_s(pid), time.perf_counter()
+    while time.perf_counter() - begin < seconds or len(times) < 5:
+        start = time.perf_counter()
+        ask()
+        times.append(time.perf_counter() - start)
+    spent_s, cpu = time.perf_counter() - begin, cpu_s(pid) - cpu_before
+    return len(times) / spent_s, median(times) * 1e3, cpu / len(times) * 1e3
+
+
+def bench(peer: Peer, folder: Path, seconds: float) -> list[Figures]:
+    """Measure one server by HTTP binary and by gRPC."""
+    rows = []
+    with started(peer, folder) as (pid, http, grpc):
+        for protocol, library, port in (("HTTP", triton_http, http), ("gRPC", triton_grpc, grpc)):
+            with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                for size, count in SIZES.items():
+                    data = np.arange(count, dtype=np.float32)
+                    one = library.InferInput(INPUT, [count], "FP32")
+                    one.set_data_from_numpy(data)
+
+                    def ask(client: Any = client, one: Any = one) -> Any:  # noqa: ANN401
+                        return client.infer(NAME, [one])
+
+                    try:
+                        answer = ask().as_numpy(OUTPUT)
+                    except library.InferenceServerException as error:
+                        print(f"{peer.name} {protocol} {size}: {str(error)[:120]}", file=sys.stderr)
+                        continue
+                    if not np.array_equal(np.asarray(answer).reshape(-1), data):
+                        raise SystemExit(f"{peer.name} answers something else by {protocol}")
+                    rows.append(Figures(peer.name, protocol, size, *measured(ask, pid, seconds)))
+        if peer.name == "Tandem":
+            rows.append(_by_shared_memory(pid, http, seconds))
+    return rows
+
+
+def _by_shared_memory(pid: int, port: int, seconds: float) -> Figures:
+    size = SIZES["1.2 MB"]
+    key = f"/tandem_bench_{os.getpid()}"
+    handle = shm.create_shared_memory_region("bench", key, 8 * size)
+    try:
+        shm.set_shared_memory_region(handle, [np.arange(size, dtype=np.float32)])
+        with triton_http.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            client.register_system_shared_memory("bench", key, 8 * size)
+            one = triton_http.InferInput(INPUT, [size], "FP32")
+            one.set_shared_memory("bench", 4 * size)
+            out = triton_http.InferRequestedOutput(OUTPUT)
+            out.set_shared_memory("bench", 4 * size, offset=4 * size)
+            figures = measured(lambda: client.infer(NAME, [one], outputs=[out]), pid, seconds)
+    finally:
+        shm.destroy_shared_memory_region(handle)
+    return Figures("Tandem", "shared memory", "1.2 MB", *figures)
+
+
+def engine_cpu_ms(folder: Path) -> float:
+    """Return the CPU ms of the model itself on 1.2 MB, in this process."""
+    from pipelines.serving.onnx_file import OnnxFile
+
+    model = OnnxFile(folder / "repository" / NAME / "1" / "model.onnx")
+    feeds = {INPUT: np.arange(SIZES["1.2 MB"], dtype=np.float32)}
+    model.infer(feeds)
+    begin = time.process_time()
+    for _ in range(200):
+        model.infer(feeds)
+    return (time.process_time() - begin) / 200 * 1e3
+
+
+def batching(folder: Path, clients: int, requests: int) -> dict[str, float]:
+    """Return requests a second of many clients, without and with dynamic batching."""
+    from device.engine.manifest import DimRange
+    from toolkit.engine.build import BuildOptions, build_engine
+
+    rates = {}
+    for name, text in (("alone", ""), ("batched", "dynamic_batching { }")):
+        repository = folder / name
+        model = write_model(repository) / NAME / "1" / "model.onnx"
+        graph = onnx.load(model)
+        for value in (*graph.graph.input, *graph.graph.output):
+            value.type.tensor_type.shape.dim.add().dim_value = 16
+        onnx.save(graph, model)
+        dims = (DimRange(name="n", min=1, opt=8, max=8),)
+        options = BuildOptions(precision="fp32", dims=dims)
+        build_engine(model, "laptop", model.with_name("model.engine"), options)
+        (repository / NAME / "config.pbtxt").write_text(f"max_batch_size: 8 {text}")
+
+        def command(_: Path, http: int, grpc: int, where: Path = repository) -> list[str]:
+            ports = ("--http", str(http), "--grpc", str(grpc), "--metrics", "0")
+            return [sys.executable, "-c", SLOW, "serve", str(where), *ports]
+
+        with started(Peer(name, command), folder) as (_, _, grpc):
+            rates[name] = _rate(grpc, clients, requests)
+    return rates
+
+
+def _rate(port: int, clients: int, requests: int) -> float:
+    done = threading.Barrier(clients + 1)
+
+    def ask() -> None:
+        with triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            one = triton_grpc.InferInput(INPUT, [1, 16], "FP32")
+            one.set_data_from_numpy(np.zeros((1, 16), np.float32))
+            client.infer(NAME, [one])
+            done.wait()
+            for _ in range(requests):
+                client.infer(NAME, [one])
+
+    with ThreadPoolExecutor(clients) as threads:
+        futures = [threads.submit(ask) for _ in range(clients)]
+        done.wait()
+        begin = time.perf_counter()
+        for future in futures:
+            future.result()
+        return clients * requests / (time.perf_counter() - begin)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Compare servers of KServe v2.")
+    parser.add_argument("--kserve", type=Path, help="Python with kserve")
+    parser.add_argument("--mlserver", type=Path, help="Python with MLServer")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each measurement")
+    parser.add_argument("--batching", action="store_true")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=10, help="of each client, with --batching")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    peers = [Peer("Tandem", _ours)]
+    peers += [kserve(options.kserve)] if options.kserve else []
+    peers += [mlserver(options.mlserver)] if options.mlserver else []
+    with tempfile.TemporaryDirectory(prefix="bench-serve-") as name:
+        folder = Path(name)
+        if options.batching:
+            rates = batching(folder, options.clients, options.requests)
+            print(json.dumps(rates) if options.json else _batching_text(rates))
+            return 0
+        rows = [row for peer in peers for row in bench(peer, folder, options.seconds)]
+        engine_ms = engine_cpu_ms(folder)
+    if options.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "engine_cpu_ms": engine_ms}))
+        return 0
+    print(
+        f"{'server':9} {'protocol':14} {'size':10} {'requests/s':>10} {'p50 ms':>8} {'CPU ms':>8}"
+    )
+    for row in rows:
+        print(
+            f"{row.server:9} {row.protocol:14} {row.size:10} {row.requests_per_s:10.1f}"
+            f" {row.p50_ms:8.2f} {row.server_cpu_ms:8.2f}"
+        )
+    print(f"the model itself: {engine_ms:.2f} ms CPU on 1.2 MB")
+    return 0
+
+
+def _batching_text(rates: dict[str, float]) -> str:
+    alone, batched = rates["alone"], rates["batched"]
+    return f"alone {alone:.0f}/s, batched {batched:.0f}/s: {batched / alone:.1f} times"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

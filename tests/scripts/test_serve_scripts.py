@@ -1,0 +1,70 @@
+"""The conformance suite finds what is wrong, the fuzzer ends well, the bench measures."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from serving_fixtures import served, write_repository
+
+from scripts import bench_serve, fuzz_serve, serve_conformance
+from scripts.serve_conformance import CHECKS, EXTENSIONS, Server, run
+
+
+@pytest.mark.parametrize("model", ["simple", "simple_string", "picture", "identity_fp32"])
+def test_tandem_passes_every_check(tmp_path: Path, model: str) -> None:
+    with served(write_repository(tmp_path)) as ports:
+        rows = run(Server(f"http://127.0.0.1:{ports.http}", model), CHECKS + EXTENSIONS)
+        assert [row for row in rows if row[1]] == []
+
+
+@pytest.fixture
+def lax_server() -> Iterator[str]:
+    """A server that answers everything with 200 and {}."""
+
+    class Lax(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Lax)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_server_that_answers_anything_fails(
+    lax_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve_conformance.main([lax_server, "--model", "simple", "--extensions"]) == 1
+    text = capsys.readouterr().out
+    assert "ok   live" in text
+    assert "FAIL unknown model: status 200 and not (400, 404)" in text
+
+
+def test_a_short_fuzz_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fuzz_serve.main(["--seconds", "1", "--seed", "7"]) == 0, capsys.readouterr().out
+
+
+def test_the_bench_measures_each_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_serve.main(["--seconds", "0.1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["protocol"], row["size"]) for row in rows] == [
+        ("HTTP", "16 floats"),
+        ("HTTP", "1.2 MB"),
+        ("gRPC", "16 floats"),
+        ("gRPC", "1.2 MB"),
+        ("shared memory", "1.2 MB"),
+    ]
+    assert all(row["requests_per_s"] > 0 for row in rows)
