@@ -438,13 +438,13 @@ Handler = Callable[..., Awaitable[Answer]]
 
 
 async def _live(service: Service, head: Head, body: memoryview) -> Answer:
-    return Answer()
+    return _json({"live": True})
 
 
 async def _ready(service: Service, head: Head, body: memoryview) -> Answer:
     if not service.ready:
         refuse("the server is loading its models", Status.UNAVAILABLE)
-    return Answer()
+    return _json({"ready": True})
 
 
 async def _metadata(service: Service, head: Head, body: memoryview) -> Answer:

@@ -49,7 +49,7 @@ def test_a_server_that_answers_anything_fails(
 ) -> None:
     assert serve_conformance.main([lax_server, "--model", "simple", "--extensions"]) == 1
     text = capsys.readouterr().out
-    assert "ok   live" in text
+    assert "ok   model ready" in text
     assert "FAIL unknown model: status 200 and not (400, 404)" in text
 
 
