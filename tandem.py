@@ -22,6 +22,10 @@ On the board and on the host:
                      one by one
     load_model, load_labels, read_image, preprocess, decode, view_of
                     the steps of a pipeline one by one, as a model file describes them
+Modules, also as `from tandem.fleet import Client`:
+    plugins         `Plugin` and its parts, for the file of a custom operator
+    fleet           `Client`, the API of `tandem fleet web`
+    dla             the integer arithmetic of the DLA
 
 Every error that a caller can cause is a `TandemError`. A name is imported when it is first used: on
 a board, without onnx, `open_session` and `run_pipeline` work, and the host's names raise
@@ -35,10 +39,12 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calibration.table import CalibrationTable, read_table, write_table
+    from device.dla_emulator.arithmetic import library as dla
     from device.errors import TandemError
     from device.session import DeviceArray, Session, SessionPool, open_session
     from pipelines.config import PreprocessConfig, load_labels, load_model
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
     from pipelines.sources.files import read_image
     from pipelines.stages.decode import decode, view_of
     from pipelines.stages.preprocess import preprocess
+    from toolkit import plugins
     from toolkit.build import (
         BuildOptions,
         BuildResult,
@@ -62,6 +69,7 @@ if TYPE_CHECKING:
         plan,
         plan_text,
     )
+    from toolkit.fleet import client as fleet
     from toolkit.network import (
         ActivationType,
         ElementWiseOperation,
@@ -130,6 +138,13 @@ _MODULES = {
     "write_table": "calibration.table",
 }
 
+# module of the API -> the module whose names it has
+_SUBMODULES = {
+    "dla": "device.dla_emulator.arithmetic.library",
+    "fleet": "toolkit.fleet.client",
+    "plugins": "toolkit.plugins",
+}
+
 __all__ = [
     "ActivationType",
     "Broker",
@@ -166,12 +181,15 @@ __all__ = [
     "build",
     "calibrate",
     "decode",
+    "dla",
+    "fleet",
     "load_labels",
     "load_model",
     "load_plugins",
     "open_session",
     "plan",
     "plan_text",
+    "plugins",
     "preprocess",
     "read_image",
     "read_table",
@@ -194,9 +212,45 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of this modu
         globals()[name] = value
         return value
 
+    class _Submodule(ModuleType):
+        """A module of the API; as os.path is, it is one of a file that is no package."""
+
+        def __init__(self, name: str, origin: str) -> None:
+            super().__init__(f"tandem.{name}")
+            self._origin = origin
+            sys.modules[self.__name__] = self
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            _claim_packages()
+            origin = import_module(self._origin)
+            if name not in origin.__all__:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            value = getattr(origin, name)
+            setattr(self, name, value)
+            return value
+
+    globals().update((name, _Submodule(name, origin)) for name, origin in _SUBMODULES.items())
+
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def command() -> None:
+    """Run `tandem`."""
+    import_module("toolkit.cli.main").main()
+
+
+def agent() -> int:
+    """Run `tandem-agent`; return its exit status."""
+    return int(import_module("device.agent.__main__").main())
+
+
+def pipeline() -> int:
+    """Run `tandem-pipeline`, the pipeline of a bundle where no agent is; return its exit status."""
+    return int(import_module("pipelines.__main__").main())
 
 
 @cache

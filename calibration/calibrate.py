@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from calibration.dataset import Dataset, Sample, Skipped
-from calibration.errors import CalibrationError
+from calibration.errors import CalibrationError, NoSampleError
 from calibration.observer import Counts, Histogram, Tally
 from calibration.samples import digest_sample
 from calibration.state import Part, State, check_same, read_state, write_state
@@ -168,7 +168,7 @@ def observe_tensors(
                 )
         report(workers.wait())
     if done == 0:
-        raise CalibrationError("the calibration data held no sample: give at least one")
+        raise NoSampleError("the calibration data held no sample: give at least one")
     fed = Part(digest.hexdigest(), done)
     histograms = tallies.histograms()
     if checkpoint is not None:

@@ -44,6 +44,20 @@ class ChannelWatch:
         return arrays
 
     @property
+    def alive(self) -> Mapping[str, NDArray[np.bool_]]:
+        """By tensor: which channels were non-zero in a sample."""
+        return self._alive
+
+    def merge(self, alive: Mapping[str, NDArray[np.bool_]], samples: int) -> None:
+        """Add what another watch saw in other samples, as if it had been seen here."""
+        for name, theirs in alive.items():
+            ours = self._alive.get(name, theirs)
+            self._alive[name] = (
+                ours | theirs if ours.size == theirs.size else np.ones(theirs.size, np.bool_)
+            )
+        self.samples += samples
+
+    @property
     def dead(self) -> dict[str, DeadChannels]:
         """The tensors with some dead channels; a tensor with only dead channels is dead itself."""
         dead_channels = {}

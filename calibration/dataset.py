@@ -25,11 +25,12 @@ from calibration.arrays import (
 )
 from calibration.errors import CalibrationError
 from calibration.iterable import iterable_dataset
-from calibration.samples import Dataset, Skipped, batched, memory_dataset
+from calibration.samples import Dataset, Divisible, Skipped, batched, memory_dataset
 from device.errors import SourceError
 
 __all__ = [
     "Dataset",
+    "Divisible",
     "InputSpec",
     "LoadPicture",
     "Sample",
@@ -107,19 +108,26 @@ class _File:
 class _Files:
     """A data set in files; `plan`: file and the indices of its samples to read."""
 
+    shifts = False
+
     def __init__(
         self,
         plan: Sequence[tuple[_File, Sequence[int]]],
         requested: int,
         read: Callable[[_File, Sequence[int]], Iterator[Sample | Skipped]],
         prepared_by: bytes,
+        *,
+        hashes: dict[Path, str] | None = None,
     ) -> None:
+        """`hashes`: of files, for the parts of a data set; None: all of it."""
         self.requested = requested
         self.skipped: tuple[Skipped, ...] = ()
         self.names: tuple[str, ...] = ()
         self._plan = tuple(plan)
         self._read = read
         self._prepared_by = prepared_by
+        self._hashes = {} if hashes is None else hashes
+        self._whole = hashes is None
 
     def __len__(self) -> int:
         return sum(len(numbers) for _, numbers in self._plan)
@@ -138,12 +146,21 @@ class _Files:
                 else:
                     self.names += (file.name if file.samples == 1 else f"{file.name}[{number}]",)
                     yield item
-        if not self.names:
+        if not self.names and self._whole:
             first = self.skipped[0]
             raise CalibrationError(
                 f"none of {len(self)} calibration samples could be read ({first.name}: "
                 f"{first.reason}): check the files"
             )
+
+    def part(self, start: int, stop: int) -> "_Files":
+        plan, first = [], 0
+        for file, numbers in self._plan:
+            chosen = numbers[max(0, start - first) : max(0, stop - first)]
+            if chosen:  # what does not fill a batch is counted where a file begins
+                plan.append((file if first >= start else replace(file, rest=0), chosen))
+            first += len(numbers)
+        return _Files(plan, stop - start, self._read, self._prepared_by, hashes=self._hashes)
 
     def sha256(self) -> str:
         return self._sha256
@@ -156,6 +173,9 @@ class _Files:
                 # Lengths first, so that no two data sets have the same byte stream.
                 head = repr((file.name, file.path.stat().st_size, list(numbers)))
                 digest.update(head.encode("utf-8", "surrogateescape"))
+                if not self._whole:  # a file of many samples is in many parts, and read once
+                    digest.update(self._file_sha256(file.path).encode())
+                    continue
                 with file.path.open("rb") as stream:
                     while block := stream.read(_BLOCK):
                         digest.update(block)
@@ -165,6 +185,15 @@ class _Files:
                     "the file is still there"
                 ) from error
         return digest.hexdigest()
+
+    def _file_sha256(self, path: Path) -> str:
+        if path not in self._hashes:
+            digest = hashlib.sha256()
+            with path.open("rb") as stream:
+                while block := stream.read(_BLOCK):
+                    digest.update(block)
+            self._hashes[path] = digest.hexdigest()
+        return self._hashes[path]
 
 
 def _find(path: Path) -> tuple[str, list[_File]]:

@@ -5,3 +5,7 @@ from device.errors import TandemError
 
 class CalibrationError(TandemError):
     """Calibration data or a calibration table is missing, unusable or does not fit the model."""
+
+
+class NoSampleError(CalibrationError):
+    """There was no sample that could be read."""

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,17 @@ class Dataset(Protocol):
 
     def sha256(self) -> str:
         """Hash of the names and bytes of the data, as hexadecimal digits."""
+
+
+@runtime_checkable
+class Divisible(Dataset, Protocol):
+    """A data set in files, of which a part can be read alone."""
+
+    shifts: bool
+    """An unreadable sample changes those after it."""
+
+    def part(self, start: int, stop: int) -> "Divisible":
+        """The samples `start` to `stop` of `len`; of a part none need be readable."""
 
 
 def memory_dataset(samples: Sequence[Sample]) -> Dataset:
@@ -93,9 +104,12 @@ class _Memory:
 
 
 class _Batches:
-    def __init__(self, data: Dataset, batch: int) -> None:
+    shifts = True
+
+    def __init__(self, data: Dataset, batch: int, *, whole: bool = True) -> None:
         self._data = data
         self._batch = batch
+        self._whole = whole
         self._rest: tuple[Skipped, ...] = ()
 
     @property
@@ -115,6 +129,12 @@ class _Batches:
     def __len__(self) -> int:
         return len(self._data) // self._batch
 
+    def part(self, start: int, stop: int) -> "Divisible":
+        """Batches; those of all data are the same only where every sample can be read."""
+        assert isinstance(self._data, Divisible)
+        end = len(self._data) if stop == len(self) else stop * self._batch
+        return _Batches(self._data.part(start * self._batch, end), self._batch, whole=False)
+
     def __iter__(self) -> Iterator[Sample]:
         self._rest = ()
         waiting: list[Sample] = []
@@ -125,7 +145,7 @@ class _Batches:
                 yield {name: np.concatenate([item[name] for item in waiting]) for name in sample}
                 batches += 1
                 waiting.clear()
-        if not batches:
+        if not batches and self._whole:
             raise CalibrationError(
                 f"{len(waiting)} calibration samples do not fill one batch of {self._batch}, which "
                 f"the model's input has: give at least {self._batch}"

@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from device.dla_emulator.arithmetic import library as dla
+from tandem import dla
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`python -m pipelines`: one pipeline as a process of its own, as the agent starts it.
+"""`tandem-pipeline`: one pipeline as a process of its own, as the agent starts it.
 
 Standard output carries `device.protocol.messages` lines and nothing else; everything else goes to
 standard error. A login for the broker is read from TANDEM_MQTT_USERNAME and TANDEM_MQTT_PASSWORD,
@@ -215,7 +215,7 @@ def _check_reach(config: PipelineConfig, *, is_release: bool) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines", description="Run the pipeline of an unpacked bundle."
+        prog="tandem-pipeline", description="Run the pipeline of an unpacked bundle."
     )
     parser.add_argument(
         "--bundle",

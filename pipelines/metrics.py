@@ -3,6 +3,7 @@
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -10,6 +11,7 @@ from pipelines.host_header import answers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 5.0
+PREFIX = "tandem_"
 
 Rows = list[tuple[Mapping[str, str], float]]  # labels and value
 Family = tuple[str, str, str, Rows]  # name without prefix, type, help
@@ -19,42 +21,52 @@ class Histogram:
     """Counts values by upper bounds, which rise; any thread may add."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
-        self._name = name
-        self._about = about
-        self._bounds = tuple(bounds)
+        self.name = name
+        self.about = about
+        self.bounds = tuple(bounds)
         self._lock = threading.Lock()
-        self._counts = [0] * (len(self._bounds) + 1)
+        self._counts = [0] * (len(self.bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count a value."""
         with self._lock:
-            self._counts[bisect_left(self._bounds, value)] += times
+            self._counts[bisect_left(self.bounds, value)] += times
             self._sum += value * times
+
+    def read(self) -> tuple[list[int], float]:
+        """Return how many values each bound took, last those above all, and the sum of all."""
+        with self._lock:
+            return list(self._counts), self._sum
 
     def lines(self) -> Iterable[str]:
         """Yield the lines of the text."""
-        with self._lock:
-            counts, total = list(self._counts), self._sum
-        name = f"tandem_{self._name}"
-        yield f"# HELP {name} {self._about}"
+        counts, total = self.read()
+        name = f"{PREFIX}{self.name}"
+        yield f"# HELP {name} {self.about}"
         yield f"# TYPE {name} histogram"
-        for number, bound in enumerate((*map(_number, self._bounds), "+Inf"), 1):
+        for number, bound in enumerate((*map(_number, self.bounds), "+Inf"), 1):
             yield f'{name}_bucket{{le="{bound}"}} {sum(counts[:number])}'
         yield f"{name}_sum {_number(total)}"
         yield f"{name}_count {sum(counts)}"
 
 
-def render(
-    families: Iterable[Family], histograms: Iterable[Histogram] = (), *, prefix: str = "tandem_"
-) -> str:
-    """Return the text of all figures; a family without rows is left out."""
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a process tells of itself at a moment. A family without rows is left out."""
+
+    families: Sequence[Family]
+    histograms: Sequence[Histogram] = ()
+
+
+def render(figures: Figures, *, prefix: str = PREFIX) -> str:
+    """Return figures as the text that Prometheus reads."""
     lines = [
         line
-        for name, kind, about, rows in families
+        for name, kind, about, rows in figures.families
         for line in _family(prefix + name, kind, about, rows)
     ]
-    lines += [line for histogram in histograms for line in histogram.lines()]
+    lines += [line for histogram in figures.histograms for line in histogram.lines()]
     return "\n".join(lines) + "\n"
 
 

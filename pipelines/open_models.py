@@ -1,6 +1,7 @@
 """Opens the engines of a pipeline, with their labels, from the files that it names."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -157,9 +158,18 @@ def open_models(
             SessionHandle(session, frame_opener(engine, session) if has_frames else None)
             for session in _sessions(engine, core, open_session, stack)
         )
+        predicted_us: dict[str, float] = defaultdict(float)
+        for node in engine.manifest.plan:
+            predicted_us[node.processor] += node.predicted_us
         facts = engine.manifest.preprocessing
         models[one.name] = Model(
-            turns[0].session, labels, engine.sha256, facts, turns[0].frames, turns[1:]
+            turns[0].session,
+            labels,
+            engine.sha256,
+            facts,
+            turns[0].frames,
+            turns[1:],
+            predicted_us,
         )
     return models
 

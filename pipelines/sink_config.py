@@ -13,6 +13,13 @@ from pipelines.value import Fraction, Name, Positive, PositiveFloat, Value
 Byte = Annotated[int, Meta(ge=1, le=255)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Format = Literal["tandem", "ros2"]
+Ros2Wire = Literal["zenoh", "dds"]
+Ros2Qos = Literal["sensor_data", "reliable", "transient_local"]
+Ros2Distro = Literal["humble", "jazzy", "kilted"]
+Ros2Topic = Literal[
+    "detections", "detections_3d", "annotations", "overlay", "labels", "diagnostics"
+]
+RosName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class MqttSink(Value, frozen=True, kw_only=True, tag="mqtt", tag_field="kind"):
@@ -94,7 +101,67 @@ class PrometheusSink(Value, frozen=True, kw_only=True, tag="prometheus", tag_fie
     host: str = "127.0.0.1"
 
 
-SinkConfig = Union[MqttSink, JsonlSink, VideoSink, SnapshotSink, SerialSink, PrometheusSink]  # noqa: UP007  (read by msgspec on 3.10)
+class McapSink(Value, frozen=True, kw_only=True, tag="mcap", tag_field="kind"):
+    """Record pictures, results and figures as messages of ROS 2 in MCAP files.
+
+    `quality`: of the JPEG pictures. `max_mb` and `max_s`: then the next file is begun.
+    """
+
+    path: str
+    quality: Annotated[int, Meta(ge=1, le=100)] = 85
+    max_mb: Positive = 1024
+    max_s: PositiveFloat = 600.0
+    models: tuple[str, ...] = ()
+
+
+class FoxgloveSink(Value, frozen=True, kw_only=True, tag="foxglove", tag_field="kind"):
+    """Serve pictures, results and figures to Foxglove at ws://HOST:PORT; port 0 takes a free one.
+
+    `quality`: of the JPEG pictures, which are made while somebody looks.
+    """
+
+    port: Port = 8765
+    host: str = "127.0.0.1"
+    quality: Annotated[int, Meta(ge=1, le=100)] = 85
+    models: tuple[str, ...] = ()
+
+
+class Ros2Sink(Value, frozen=True, kw_only=True, tag="ros2", tag_field="kind"):
+    """Publish results as messages of ROS 2, without ROS.
+
+    `connect`: for Zenoh locators of routers and peers, for DDS addresses of computers; "multicast"
+    among them finds others that are near. `distro`: the release of ROS 2 on the other side.
+    `frame_id`, `camera_info`: `{camera}` in them is the id of the source. `camera_info`: the file
+    of a calibration, as ROS 2's camera_calibration writes it. `controls`: parameters of the node
+    may pause detection and raise the threshold.
+    """
+
+    wire: Ros2Wire = "zenoh"
+    topics: tuple[Ros2Topic, ...] = ("detections",)
+    node: RosName = "tandem"
+    namespace: Annotated[str, Meta(pattern="^(/[A-Za-z_][A-Za-z0-9_]*)*$")] = ""
+    domain: Annotated[int, Meta(ge=0, le=232)] = 0
+    distro: Ros2Distro = "jazzy"
+    connect: tuple[str, ...] = ()
+    qos: Ros2Qos = "sensor_data"
+    max_hz: PositiveFloat = 30.0
+    frame_id: str = ""
+    camera_info: str = ""
+    controls: bool = False
+    models: tuple[str, ...] = ()
+
+
+SinkConfig = Union[  # noqa: UP007  (read by msgspec on 3.10)
+    MqttSink,
+    JsonlSink,
+    VideoSink,
+    SnapshotSink,
+    SerialSink,
+    PrometheusSink,
+    McapSink,
+    FoxgloveSink,
+    Ros2Sink,
+]
 
 
 def resource_of(config: SinkConfig) -> tuple[str, object] | None:
@@ -102,11 +169,13 @@ def resource_of(config: SinkConfig) -> tuple[str, object] | None:
     match config:
         case MqttSink():
             return "broker's topics", ""
-        case PrometheusSink():
+        case PrometheusSink() | FoxgloveSink():
             return ("port", config.port) if config.port else None
         case SerialSink():
             return "serial port", config.port
-        case JsonlSink() | VideoSink():
+        case JsonlSink() | VideoSink() | McapSink():
             return "file", config.path
+        case Ros2Sink():
+            return "ROS 2 node", (config.wire, config.domain, config.namespace, config.node)
         case SnapshotSink():
             return None

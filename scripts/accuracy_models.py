@@ -155,10 +155,10 @@ def read_pictures(folders: Sequence[Path]) -> list[NDArray[np.uint8]]:
     """The pictures of all folders, RGB uint8 [H, W, 3]."""
     files = sorted(file for folder in folders for file in folder.glob("*.*"))
     pictures = [cv2.imread(str(file), cv2.IMREAD_COLOR) for file in files]
-    found = [picture[:, :, ::-1] for picture in pictures if picture is not None]
-    if not found:
+    rgb = [picture[:, :, ::-1] for picture in pictures if picture is not None]
+    if not rgb:
         sys.exit(f"no picture in {', '.join(map(str, folders))}: name a folder with some")
-    return found
+    return rgb
 
 
 def draw(

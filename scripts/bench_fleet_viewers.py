@@ -169,9 +169,9 @@ async def follow(
     viewers = [asyncio.create_task(watch(port, cookie, seen, stopped)) for cookie in cookies]
     await asyncio.sleep(1.0)
     begun_s, cpu_before_s = time.perf_counter(), cpu_s(process)
-    made: dict[str, float] = {}
+    made_at: dict[str, float] = {}
     while time.perf_counter() - begun_s < seconds:
-        made[changes.make()] = time.perf_counter()
+        made_at[changes.make()] = time.perf_counter()
         await asyncio.sleep(1.0 + random.uniform(-0.2, 0.2))
     await asyncio.sleep(1.5)
     share = (cpu_s(process) - cpu_before_s) / (time.perf_counter() - begun_s)
@@ -180,10 +180,10 @@ async def follow(
     for viewer in viewers:
         viewer.cancel()
     await asyncio.gather(*viewers, return_exceptions=True)
-    missed = set(made) - set(seen)
+    missed = set(made_at) - set(seen)
     if missed:
-        raise SystemExit(f"{len(missed)} of {len(made)} changes were not seen")
-    return [seen[version] - at for version, at in made.items()], share, more_mb
+        raise SystemExit(f"{len(missed)} of {len(made_at)} changes were not seen")
+    return [seen[version] - at for version, at in made_at.items()], share, more_mb
 
 
 def measure(folder: Path, devices: int, viewers: int, seconds: float) -> Figures:

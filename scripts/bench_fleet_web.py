@@ -1,4 +1,5 @@
-"""How long pages and lists of a large fleet take: a store that is filled here, and each question.
+"""How long pages and lists of a large fleet take: a store that is filled here, and each question,
+pages and API through the site, from the request to the compressed answer.
 
     python -m scripts.bench_fleet_web                      100 000 devices, about two minutes
     python -m scripts.bench_fleet_web --devices 500        to see that it works
@@ -9,11 +10,13 @@ works elsewhere). Exit status 1: a row is above its goal.
 """
 
 import argparse
+import asyncio
 import contextlib
 import io
 import json
 import random
 import resource
+import secrets
 import statistics
 import sys
 import tempfile
@@ -23,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from starlette.types import Message
 
 from device.protocol.documents import (
     BlobSpec,
@@ -37,6 +41,7 @@ from device.protocol.documents import (
 )
 from toolkit.cli.actions.fleet.tables import devices_table, rollouts_table
 from toolkit.cli.actions.fleet.views import json_array
+from toolkit.fleet.fleet_folder import Fleet, load_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.rollout.targets import parse_requirements
@@ -44,16 +49,18 @@ from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import order
 from toolkit.fleet.server.views import (
     device_page,
-    device_view,
     device_views,
     fleet_view,
     read_outages,
     rollout_views,
 )
-from toolkit.fleet.store import log, rollouts
+from toolkit.fleet.store import rollouts
+from toolkit.fleet.store.accounts import add_account, add_token, open_session
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.device_queries import DeviceFilter, changes_since
 from toolkit.fleet.store.devices import DeviceRow, save_devices, save_ear, set_labels
+from toolkit.fleet.web.access import COOKIE
+from toolkit.fleet.web.app import Site, SiteSettings
 
 DEVICES = 100_000
 GOAL_MS = 300.0
@@ -141,46 +148,111 @@ def first_part(database: Database) -> int:
     return len(next(json_array(device_views(database))))
 
 
-def questions(database: Database, count: int) -> dict[str, Callable[[], object]]:
-    """Return what pages and commands ask, by name."""
+def pause(database: Database) -> None:
+    """Give two orders to the rollout that goes on."""
+    order(database, 3, "pause", "bench")
+    order(database, 3, "resume", "bench")
+
+
+class Visitor:
+    """Somebody who has signed in at the site, and a program."""
+
+    def __init__(self, fleet: Fleet, database: Database) -> None:
+        add_account(database, "bench", "approver", secrets.token_hex(8))
+        token = add_token(database, "bench", "viewer", lifetime_s=86400.0)
+        self._headers = [
+            (b"accept-encoding", b"gzip"),
+            (b"cookie", f"{COOKIE}={open_session(database, 'bench')}".encode()),
+            (b"authorization", f"Bearer {token}".encode()),
+        ]
+        self._site = Site(fleet, SiteSettings()).application()
+        self._loop = asyncio.new_event_loop()
+
+    def get(self, address: str) -> int:
+        """Return the bytes of an answer."""
+        path, _, query = address.partition("?")
+        scope = {
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
+            "root_path": "", "scheme": "http", "query_string": query.encode(),
+            "headers": self._headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+        }  # fmt: skip
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        self._loop.run_until_complete(self._site(scope, receive, send))
+        if sent[0]["status"] != 200:
+            raise SystemExit(f"{address} answers {sent[0]['status']}")
+        return sum(len(message.get("body", b"")) for message in sent[1:])
+
+    def close(self) -> None:
+        """End the loop."""
+        self._loop.close()
+
+
+def addresses(database: Database, count: int) -> dict[str, str]:
+    """Return the pages and the operations of the API, by name."""
     middle = f"board-{count // 2:06}"
     last = device_page(database, sort="heard", limit=50).after
+    return {
+        "page: overview": "/",
+        "page: first devices": "/devices",
+        "page: by temperature": "/devices?sort=temperature&down=yes",
+        "page: by heard, the next": f"/devices?sort=heard&after={last}",
+        "page: a label": "/devices?label=site%3Dsite-5",
+        "page: a search": "/devices?q=site-96",
+        "page: late ones": "/devices?state=late",
+        "page: silent ones": "/devices?state=silent",
+        "page: with a problem": "/devices?problem=any",
+        "page: labels of many, planned": "/bulk/labels?label=site%3Dsite-5&labels=a%3Db",
+        "page: one device": f"/devices/{middle}",
+        "page: it leaves, planned": f"/devices/{middle}/decommission",
+        "page: rollouts": "/rollouts",
+        "page: one rollout": "/rollouts/3",
+        "page: new rollout": "/rollouts/new",
+        "page: audit log": "/audit",
+        "API: fleet": "/api/v1/fleet",
+        "API: 1000 devices": "/api/v1/devices?limit=1000",
+        "API: history of a device": f"/api/v1/devices/{middle}/history",
+        "API: rollouts": "/api/v1/rollouts",
+        "API: 1000 rows of the log": "/api/v1/audit?limit=1000",
+    }
+
+
+def questions(database: Database, visitor: Visitor, count: int) -> dict[str, Callable[[], object]]:
+    """Return what pages and commands ask, by name."""
+    middle = f"board-{count // 2:06}"
     number = changes_since(database, 0, limit=1).number + max(0, count - 100)
     where = {
-        "a label": DeviceFilter(labels=(("site", "site-5"),)),
-        "a search": DeviceFilter(search="site-96"),
-        "late ones": DeviceFilter(presence="late"),
-        "silent ones": DeviceFilter(presence="silent"),
-        "with a problem": DeviceFilter(problem="any"),
         "a requirement": DeviceFilter(requires=parse_requirements("jetpack>=6.1,dla_cores>=2")),
         "what no device has": DeviceFilter(requires=parse_requirements("label.site=nowhere")),
     }
     pages: dict[str, Callable[[], object]] = {
-        f"page: {name}": lambda chosen=chosen: device_page(database, chosen)  # type: ignore[misc]
+        name: lambda address=address: visitor.get(address)  # type: ignore[misc]
+        for name, address in addresses(database, count).items()
+    }
+    filtered: dict[str, Callable[[], object]] = {
+        f"command: devices --where {name}": lambda chosen=chosen: device_page(database, chosen)  # type: ignore[misc]
         for name, chosen in where.items()
     }
     return {
-        "page: overview": lambda: fleet_view(database),
-        "page: rollouts": lambda: rollout_views(database),
-        "page: one rollout": lambda: rollout_views(database, [3]),
-        "page: first devices": lambda: device_page(database),
-        "page: by temperature": lambda: device_page(database, sort="temperature", down=True),
-        "page: by heard, the next": lambda: device_page(database, sort="heard", after=last),
         **pages,
-        "page: one device": lambda: device_view(database, middle),
-        "page: its history": lambda: list(history_of(database, middle)),
-        "page: audit log": lambda: log.page_before(database, None, 50),
-        "page: changes": lambda: changes_since(database, number),
+        "live: changes": lambda: changes_since(database, number),
         "command: devices": lambda: drawn(
             devices_table(device_page(database, limit=100).devices, {"online": count})
         ),
+        **filtered,
         "command: devices --json, begins": lambda: first_part(database),
+        "command: logs": lambda: list(history_of(database, middle)),
         "command: rollout status": lambda: drawn(rollouts_table(rollout_views(database))),
-        "command: status": lambda: read_outages(database),
-        "command: rollout pause, resume": lambda: [
-            order(database, 3, word, "bench") for word in ("pause", "resume")
-        ],
-    }  # fmt: skip
+        "command: rollout status 3": lambda: rollout_views(database, [3]),
+        "command: status": lambda: [fleet_view(database), read_outages(database)],
+        "command: rollout pause, resume": lambda: pause(database),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +288,11 @@ def bench(url: str, count: int, runs: int) -> list[Row]:
         contextlib.closing(open_database(url, Path(folder))) as database,
     ):
         fill(database, count)
-        return [
-            measure(name, ask, runs) for name, ask in questions(database, count).items()
-        ]  # fmt: skip
+        text = f'name = "bench"\nstore = "{url}"\n[broker]\nport = 1\ntls = false\n'
+        Path(folder, "fleet.toml").write_text(text)
+        with contextlib.closing(Visitor(load_fleet(Path(folder)), database)) as visitor:
+            asked = questions(database, visitor, count)
+            return [measure(name, ask, runs) for name, ask in asked.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

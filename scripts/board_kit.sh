@@ -43,9 +43,9 @@ if ((${#wheels[@]})); then
     # What the wheels lack is looked for beside them first, and then where pip looks.
     "$venv/bin/python" -m pip install -q --disable-pip-version-check -c "$constraints" \
         --find-links "$kit/wheels" "${wheels[@]}" || fail "pip could not install $kit/wheels: add the wheels that it names there"
-elif ! "$venv/bin/python" -c 'import device.selftest.__main__' 2>/dev/null; then
+elif ! "$venv/bin/python" -c 'import tandem; tandem.open_session' 2>/dev/null; then
     "$venv/bin/python" -m pip install -q --disable-pip-version-check -c "$constraints" \
         tandem-edge ||
         fail "pip could not install tandem-edge: put its wheel into $kit/wheels"
 fi
-exec "$venv/bin/python" -m device.agent selftest --kit "$kit" "$@"
+exec "$venv/bin/python" -c 'import sys, tandem; sys.exit(tandem.agent())' selftest --kit "$kit" "$@"

@@ -20,11 +20,14 @@ FOLDER = Path(__file__).parents[1] / "docs" / "commands"
 PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "calibrate.md": ("Commands: INT8 ranges", ("calibrate", "ranges")),
     "plan.md": ("Commands: profiles and plans", ("profiles", "plan", "explain")),
-    "build.md": ("Commands: engines", ("build", "inspect", "bench", "export", "import-triton")),
+    "build.md": (
+        "Commands: engines",
+        ("build", "build-all", "cache", "inspect", "bench", "export", "import-triton"),
+    ),
     "check.md": ("Commands: results", ("infer", "compare", "surgeon")),
     "deploy.md": (
         "Commands: pipelines and devices",
-        ("model", "pipeline", "run", "serve", "deploy", "flash"),
+        ("model", "pipeline", "run", "record", "replay", "serve", "deploy", "flash"),
     ),
     "bundle.md": ("Commands: bundles", ("bundle",)),
     "board.md": ("Commands: one board", ("board",)),

@@ -135,9 +135,9 @@ class Experiment:
         ]
         tensors = calibrated_tensors(self._part)
         observed = observe_graph(graph, memory_dataset(subject.data), tensors)
-        found = amax_by_method(observed.histograms, [method, "minmax"])
-        self._amax = with_operands(self._part, found[method])
-        self._widest = with_operands(self._part, found["minmax"])
+        amax = amax_by_method(observed.histograms, [method, "minmax"])
+        self._amax = with_operands(self._part, amax[method])
+        self._widest = with_operands(self._part, amax["minmax"])
 
     def fp32(self) -> float:
         """Return the points of the network itself."""
@@ -249,15 +249,15 @@ def main() -> None:
         / "nudenet-3.4.2" / "nudenet" / "320n.onnx", help="file of nudenet-320n")  # fmt: skip
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = {}
+    results = {}
     for name in arguments.models:
         subject = open_subject(name, arguments.samples, arguments.judged, arguments.yolo)
         rows = experiment_rows(Experiment(subject, arguments.method))
-        found[name] = [asdict(row) for row in rows]
+        results[name] = [asdict(row) for row in rows]
         if not arguments.json:
             print(table(name, subject.metric, rows), flush=True)
     if arguments.json:
-        print(json.dumps({"method": arguments.method, "models": found}))
+        print(json.dumps({"method": arguments.method, "models": results}))
 
 
 def _dla_tensors(graph: ir.Model) -> frozenset[str]:
@@ -291,8 +291,8 @@ def _borders(graph: ir.Model, known: frozenset[str]) -> list[str]:
         for value in node.inputs
         if value is not None
     }
-    made = [str(value.name) for node in graph.graph for value in node.outputs]
-    return [name for name in made if name in known and (name in read or name in outputs)]
+    produced = [str(value.name) for node in graph.graph for value in node.outputs]
+    return [name for name in produced if name in known and (name in read or name in outputs)]
 
 
 def _int8(x: Array, scale: float, rounded: Callable[[Array], Array]) -> Array:

@@ -60,13 +60,13 @@ def _robot(samples: int, judged: int) -> Subject:
     settings = structs.replace(model.decode, score_threshold=0.01, max_detections=300)
 
     def points(infer: Infer) -> float:
-        found = []
+        detections = []
         for picture in held_out.pictures:
             blob, geometry = preprocess(picture, model.preprocess)
             view = view_of(geometry, picture.shape, model.preprocess)
-            found.append(decode(infer({"images": blob}), settings, view))
+            detections.append(decode(infer({"images": blob}), settings, view))
         by_iou = [
-            mean_average_precision(found, held_out.truths, float(iou)).map50 for iou in STRICT
+            mean_average_precision(detections, held_out.truths, float(iou)).map50 for iou in STRICT
         ]
         return 100 * float(np.mean(by_iou))
 
@@ -81,10 +81,10 @@ def _yolo(path: Path, samples: int, judged: int) -> Subject:
     expected: list[Detections] = []
 
     def points(infer: Infer) -> float:
-        found = [_detections(infer(sample)["output0"]) for sample in unseen]
+        detections = [_detections(infer(sample)["output0"]) for sample in unseen]
         if not expected:  # FP32 comes first
-            expected.extend(found)
-        return 100 * _f1(expected, found)
+            expected.extend(detections)
+        return 100 * _f1(expected, detections)
 
     return Subject(graph, data, f"F1 against FP32 on {judged} crops", points)
 

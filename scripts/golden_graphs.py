@@ -144,9 +144,9 @@ def graph_named(name: str) -> onnx.ModelProto:
     """Return a row of `GRAPHS` with its weights."""
     model = onnx.parser.parse_model(f"{HEADER} graph {GRAPHS[name]}")
     graph = model.graph
-    made = {output for node in graph.node for output in node.output}
+    outputs = {output for node in graph.node for output in node.output}
     for value in list(graph.value_info):
-        if value.name not in made:
+        if value.name not in outputs:
             shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
             weights = numpy_helper.from_array(_weights(value.name, shape), value.name)
             graph.initializer.append(weights)

@@ -50,7 +50,8 @@ LOCKS = (
     *(
         Lock(
             f"jetpack{jetpack}", python, f"aarch64-manylinux_{glibc}",
-            ("fleet", "portable", "serial", "serve"), (*BUILD, "numpy<2"),
+            ("fleet", "foxglove", "mcap", "portable", "ros2", "serial", "serve"),
+            (*BUILD, "numpy<2"),
         )
         for jetpack, python, glibc in ((6, "3.10", "2_35"), (7, "3.12", "2_39"))
     ),
@@ -119,10 +120,10 @@ def _without_extras(row: str) -> str:
 def _uv() -> tuple[str, ...]:
     if importlib.util.find_spec("uv") is not None:
         return (sys.executable, "-m", "uv")
-    found = shutil.which("uv")
-    if found is None:
+    uv = shutil.which("uv")
+    if uv is None:
         sys.exit("uv is missing: pip install -e '.[dev]' brings it")
-    return (found,)
+    return (uv,)
 
 
 if __name__ == "__main__":

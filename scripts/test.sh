@@ -21,9 +21,12 @@ heading "ruff format --check"
 heading "ruff check"
 .venv/bin/ruff check .
 heading "mypy"
+# The tests are compiled meanwhile: each worker of pytest would do it for itself.
+.venv/bin/python -m pytest -q --collect-only >/dev/null 2>&1 &
 .venv/bin/mypy
 heading "lint-imports"
 .venv/bin/lint-imports
+wait
 if (($# == 0)); then
     test_oldest
     test_python 3.10 # of JetPack 6, the oldest that Tandem runs on

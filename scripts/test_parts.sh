@@ -1,9 +1,19 @@
 # Sourced by scripts/test.sh, test_oldest.sh and test_newest.sh after venv.sh: what they have in common.
 # shellcheck shell=bash
 
+# Programs that the tests start would compile every module of Tandem again.
+unset PYTHONDONTWRITEBYTECODE
+
 # What the tests start as programs or load from the system, by Debian package name.
 debian_packages=(
     chromium
+    curl
+    cyclonedds-dev
+    cyclonedds-tools
+    default-jre-headless
+    fastddsgen
+    g++
+    libfastrtps-dev
     mosquitto
     mosquitto-clients
     openssh-client
@@ -19,6 +29,7 @@ debian_packages=(
     gstreamer1.0-libav
     gir1.2-gst-rtsp-server-1.0
     gir1.2-gst-plugins-base-1.0
+    gstreamer1.0-python3-plugin-loader
     python3-gst-1.0
     python3-gi
     docker-registry
@@ -111,7 +122,7 @@ test_python() {
         echo "There is no Python $version here: that Tandem starts on it is not tested." >&2
         return
     fi
-    make_environment "$venv" "$python" dev '.[camera,fleet]' hypothesis pytest pytest-timeout
+    make_environment "$venv" "$python" dev '.[camera,dds,fleet,foxglove,mcap,ros2,serve]' hypothesis pytest pytest-timeout
     heading "tandem --help on Python $version"
     "$venv"/bin/tandem --help >/dev/null
     heading "import every module of the board on Python $version"
@@ -121,6 +132,8 @@ from pathlib import Path
 
 for package in ("configs", "device", "pipelines"):
     for path in sorted(Path(package).rglob("*.py")):
+        if "gstreamer/python" in str(path):
+            continue  # of GStreamer's Python
         import_module(".".join(path.with_suffix("").parts))
 END
     heading "pytest of updates and fleets on Python $version"

@@ -54,7 +54,7 @@ def agreement(expected: Outputs, actual: Outputs, iou: float = IOUS[-1]) -> Agre
     """Compare detections, each of `actual` used once, best first. Corners in pixels."""
     free = list(range(len(actual["scores"])))
     score_differences, corner_differences = [0.0], [0.0]
-    found = 0
+    count = 0
     for box, label, score in zip(*(expected[name] for name in OUTPUTS), strict=True):
         overlaps = [
             _iou(box, actual["boxes"][at]) if actual["labels"][at] == label else 0.0 for at in free
@@ -62,11 +62,11 @@ def agreement(expected: Outputs, actual: Outputs, iou: float = IOUS[-1]) -> Agre
         if not overlaps or max(overlaps) < iou:
             continue
         at = free.pop(int(np.argmax(overlaps)))
-        found += 1
+        count += 1
         score_differences.append(abs(float(score) - float(actual["scores"][at])))
         corner_differences.append(float(np.abs(box - actual["boxes"][at]).max()))
     return Agreement(
-        len(expected["scores"]), found, max(score_differences), max(corner_differences)
+        len(expected["scores"]), count, max(score_differences), max(corner_differences)
     )
 
 
@@ -216,24 +216,24 @@ def matched(
 
     A box that PyTorch has with MIN_SCORE or more is found if the run has it with any score.
     """
-    found = dict.fromkeys(IOUS, 0)
+    matched = dict.fromkeys(IOUS, 0)
     total, worst, extra = 0, 0.0, 0
     for exact, outputs in zip(expected, actual, strict=True):
         reference = confident(exact)
         total += len(reference["scores"])
         for iou in IOUS:
             same = agreement(reference, outputs, iou)
-            found[iou] += same.found
+            matched[iou] += same.found
             if iou == IOUS[0]:
                 worst = max(worst, same.worst_score_difference)
         own = confident(outputs)
         extra += len(own["scores"]) - agreement(own, exact, IOUS[0]).found
-    return Match(total, found, extra, worst, _truth_found(tests, actual))
+    return Match(total, matched, extra, worst, _truth_found(tests, actual))
 
 
 def _truth_found(tests: Sequence[Scene], actual: Sequence[Outputs]) -> float:
     """Return the share of the shapes that are found with MIN_SCORE or more and IoU 0.5 or more."""
-    total = found = 0
+    total = count = 0
     for one, outputs in zip(tests, actual, strict=True):
         truth = {
             "boxes": one.boxes.cpu().numpy(),
@@ -241,8 +241,8 @@ def _truth_found(tests: Sequence[Scene], actual: Sequence[Outputs]) -> float:
             "scores": np.ones(len(one.labels), np.float32),
         }
         total += len(truth["scores"])
-        found += agreement(truth, confident(outputs), IOUS[0]).found
-    return found / max(total, 1)
+        count += agreement(truth, confident(outputs), IOUS[0]).found
+    return count / max(total, 1)
 
 
 def run_engine(path: Path, tests: Sequence[Scene], runs: int) -> dict[str, Any]:
@@ -382,10 +382,10 @@ def row_text(row: Mapping[str, Any]) -> str:
     """Return a row as text."""
     if "problem" in row:
         return f"{row['program']:24} {row['problem']}"
-    found = ", ".join(f"{count} at IoU {iou:g}" for iou, count in row["found"].items())
+    matched = ", ".join(f"{count} at IoU {iou:g}" for iou, count in row["found"].items())
     lines = [
         f"{row['program']:24} {row['ms']:8.2f} ms  of {row['expected']} boxes of PyTorch's FP32 "
-        f"{found}; {row['extra']} others; scores within {row['worst_score_difference']:.3f}; "
+        f"{matched}; {row['extra']} others; scores within {row['worst_score_difference']:.3f}; "
         f"finds {100 * row['truth']:.1f} % of the shapes"
     ]
     for part in row.get("segments", ()):

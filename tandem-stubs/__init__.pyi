@@ -47,4 +47,8 @@ from toolkit.network import Tensor as Tensor
 from toolkit.network import TopKOperation as TopKOperation
 from toolkit.network import UnaryOperation as UnaryOperation
 
+from . import dla as dla
+from . import fleet as fleet
+from . import plugins as plugins
+
 __version__: str

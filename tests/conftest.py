@@ -5,11 +5,18 @@ import os
 # Triton decides when it is imported whether kernels are interpreted. PyTorch, too, imports it, so
 # this comes before any test module. Workers that compile drop it from their environment.
 os.environ["TRITON_INTERPRET"] = "1"
+# A test of a build is to see one, not what another test has built.
+os.environ["TANDEM_REBUILD"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: more threads of PyTorch and OpenBLAS would spin as they wait.
+    for library in ("OMP", "OPENBLAS"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 import contextlib
+import gc
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +31,17 @@ hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what collection makes out of every search for garbage: one would take half a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,10 @@ class FleetError(TandemError):
     """The folder, keys, certificates or store of a fleet cannot be used as asked."""
 
 
+class WorkersError(TandemError):
+    """Workers cannot be reached, or cannot do what they are given."""
+
+
 class RegistryError(TandemError):
     """A registry of bundles cannot be reached, or does not give or take what was asked."""
 

@@ -110,10 +110,10 @@ class Outbox:
 
     def _drop_oldest(self, database: sqlite3.Connection) -> None:
         """Make room: telemetry first; of finals only the oldest of far too many."""
-        held = "SELECT coalesce(sum(length(event)), 0), coalesce(sum(final), 0) FROM waiting"
+        totals = "SELECT coalesce(sum(length(event)), 0), coalesce(sum(final), 0) FROM waiting"
         for final in (0, 1):
             while True:
-                size, finals = database.execute(held).fetchone()
+                size, finals = database.execute(totals).fetchone()
                 too_much = size > self._max_bytes if not final else finals > MAX_FINAL
                 oldest = "SELECT min(number) FROM waiting WHERE final = ?"
                 (number,) = database.execute(oldest, (final,)).fetchone()

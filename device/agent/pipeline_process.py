@@ -52,7 +52,7 @@ class ProcessRow:
 
 PIPELINE = ProcessRow(
     name="pipeline",
-    prefix=module_command("pipelines"),
+    prefix=module_command("pipelines.__main__"),
     arguments=(
         *("--bundle", "{bundle}"),
         *("--profile", "{profile}"),

@@ -13,7 +13,6 @@ from device.install_advice import pip_install
 from device.protocol.topics import PROVISION, DeviceId
 
 MAX_PEM = 16 * 1024
-RequestId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Pem = Annotated[str, Meta(max_length=MAX_PEM)]
 
 

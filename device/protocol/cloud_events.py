@@ -8,7 +8,6 @@ import msgspec
 
 SPEC_VERSION = "1.0"
 DATA_TYPE = "application/json"
-EVENT_TYPE = "application/cloudevents+json"
 
 
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):

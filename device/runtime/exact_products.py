@@ -39,7 +39,7 @@ def exact_session(
             disabled_optimizers=list(disabled_optimizers),
         )
 
-    if not int8_products_saturate(platform.machine(), _cpu_flags()):
+    if not int8_products_saturate(platform.machine(), cpu_flags()):
         return start()
     options.add_session_config_entry(*_EXACT_PRODUCTS)
     try:
@@ -49,7 +49,7 @@ def exact_session(
         return start()
 
 
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
     """The CPU's features as Linux names them; empty where they cannot be read."""
     try:
         text = Path("/proc/cpuinfo").read_text()

@@ -28,7 +28,8 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> DemoRow:
     events = folder / FOLDER / EVENTS
     events.unlink(missing_ok=True)
     command = module_command(
-        "pipelines", "--bundle", str(folder / BUNDLE), "--profile", kit.profile, "--overwrite",
+        "pipelines.__main__",
+        *("--bundle", str(folder / BUNDLE), "--profile", kit.profile, "--overwrite"),
     )  # fmt: skip
     begin = time.monotonic()
     done = subprocess.run(command, cwd=folder / FOLDER, capture_output=True, check=False)

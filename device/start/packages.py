@@ -12,8 +12,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("calibration", "configs", "device", "pipelines", "toolkit")
+_PACKAGES = Path(__file__).resolve().parents[2]
+_INSTALLED = (_PACKAGES / "__init__.py").exists()  # below one name, as setup.py moves them
+ROOT = _PACKAGES.parent if _INSTALLED else _PACKAGES
+NAMES = ("tandem",) if _INSTALLED else ("calibration", "configs", "device", "pipelines", "toolkit")
 
 
 class OwnPackages:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onnx.parser import parse_function
-
-from toolkit.plugins import Kernel, Launch, Node, Plugin, Shape
+from tandem.plugins import Kernel, Launch, Node, Plugin, Shape
 
 FOLDER = Path(__file__).parent
 COLUMNS = 64  # pixels of a row that one block of CostVolume makes, for all disparities

@@ -8,7 +8,7 @@ import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,7 +73,8 @@ class SessionHandle:
 class Model:
     """An open session with the names of its classes, and of its engine file the hash and the
     preprocessing. `frames`: see `SessionHandle`; `turns`: further sessions of the engine, where
-    frames take turns on the DLA cores."""
+    frames take turns on the DLA cores; `predicted_us`: the plan's time of each processor for a
+    frame."""
 
     session: Inference
     labels: tuple[str, ...]
@@ -81,6 +82,7 @@ class Model:
     preprocessing: Preprocessing | UnsetType = UNSET
     frames: FrameOpener | None = None
     turns: tuple[SessionHandle, ...] = ()
+    predicted_us: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def lanes(self) -> tuple[SessionHandle, ...]:

@@ -157,7 +157,21 @@ def _sink_context(
         cameras=tuple(camera.id for camera in config.cameras),
         lost_s=config.lost_s,
         models={one.name: models[one.name].labels for one in frame_models(config.networks)},
+        about=_about(config, models),
     )
+
+
+def _about(config: PipelineConfig, models: Mapping[str, Model]) -> dict[str, str]:
+    """Return the engines, how their segments run, and the times of their plans."""
+    about = {"pipeline": config.name}
+    for one in config.networks:
+        model = models[one.name]
+        about[f"{one.name} engine_sha256"] = model.engine_sha256
+        for report in model.session.reports:
+            about[f"{one.name} {report.segment}"] = f"{report.processor}: {report.reason}"
+        for processor, time_us in model.predicted_us.items():
+            about[f"{one.name} predicted_us {processor}"] = f"{time_us:.1f}"
+    return about
 
 
 @dataclass(slots=True)

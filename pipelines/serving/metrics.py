@@ -1,6 +1,6 @@
 """Figures for Prometheus: Triton's names, and our own."""
 
-from pipelines.metrics import Family, Rows, render
+from pipelines.metrics import Family, Figures, Rows, render
 from pipelines.serving.model import STAGES, Model
 from pipelines.serving.service import Service
 
@@ -42,7 +42,7 @@ def metrics_text(service: Service, connections: int) -> str:
         ("serve_models_ready", "gauge", "Versions that are ready.", [({}, len(by_model))]),
         ("serve_request_bytes", "gauge", "Bytes of requests being answered.", [({}, held)]),
     ]
-    return render(families, prefix="") + render(own)
+    return render(Figures(families), prefix="") + render(Figures(own))
 
 
 def _request_us(model: Model) -> int:

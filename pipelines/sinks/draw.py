@@ -164,7 +164,7 @@ def _draw_keypoints(canvas: Image, keypoints: NDArray[np.float32]) -> None:
 
 def _draw_classes(canvas: Image, segmentation: SegmentationMap, labels: Sequence[str]) -> None:
     """Tint each class with its colour; a first class called background stays as it is."""
-    part, classes = _placed(canvas, segmentation.class_ids.astype(np.uint16), segmentation.region)
+    part, classes = placed(canvas, segmentation.class_ids.astype(np.uint16), segmentation.region)
     tinted = (part // 2 + _TINTS[classes % len(COLORS)] // 2).astype(np.uint8)
     if labels and labels[0].strip("_ ").casefold() == "background":
         tinted = np.where((classes == 0)[..., None], part, tinted)
@@ -176,13 +176,13 @@ def _draw_depth(canvas: Image, depth_map: DepthMap) -> None:
     low, high = depth_map.depth.min(), depth_map.depth.max()
     near = (depth_map.depth - low) / max(float(high - low), 1e-12)
     near = 1.0 - near if depth_map.metric else near
-    part, levels = _placed(canvas, (near * 255.0).astype(np.uint8), depth_map.region)
+    part, levels = placed(canvas, (near * 255.0).astype(np.uint8), depth_map.region)
     part[:] = cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO)
 
 
-def _placed(
-    canvas: Image, values: NDArray[Any], region: Region
-) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+def placed(
+    canvas: NDArray[Any], values: NDArray[Any], region: Region
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the part of the image that a map covers, and the map in its pixels."""
     height, width = canvas.shape[:2]
     x1, y1 = max(round(region[0]), 0), max(round(region[1]), 0)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
-from pipelines.sink_config import JsonlSink, SerialSink, SnapshotSink, VideoSink
+from pipelines.sink_config import JsonlSink, McapSink, SerialSink, SnapshotSink, VideoSink
 
 KEPT_RELEASES = 2  # as many as there are slots
 COUNT_S = 1.0  # between two looks at how much is used
@@ -147,6 +147,8 @@ def check_release(config: PipelineConfig) -> None:
             check_below_folder(sink.path, "jsonl")
         elif isinstance(sink, VideoSink):
             check_below_folder(sink.path, "video")
+        elif isinstance(sink, McapSink):
+            check_below_folder(sink.path, "mcap")
         elif isinstance(sink, SnapshotSink):
             check_below_folder(sink.path, "snapshot")
         elif isinstance(sink, SerialSink) and not _is_device(sink.port):
@@ -163,7 +165,7 @@ def _is_device(path: str) -> bool:
 
 def writes_files(config: PipelineConfig) -> bool:
     """Return whether a sink of the pipeline writes files."""
-    kinds = (JsonlSink, VideoSink, SnapshotSink)
+    kinds = (JsonlSink, VideoSink, SnapshotSink, McapSink)
     return any(isinstance(sink, kinds) for sink in config.sinks)
 
 

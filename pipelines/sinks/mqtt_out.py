@@ -35,7 +35,7 @@ class MqttOut:
     def __init__(self, config: MqttSink, context: SinkContext) -> None:
         if context.broker is None:
             raise PipelineError(
-                "the pipeline has an mqtt sink but no broker was named: start `python -m pipelines`"
+                "the pipeline has an mqtt sink but no broker was named: start `tandem-pipeline`"
                 " with --mqtt-host and --topic-prefix, or remove the sink from pipeline.toml."
             )
         self._config = config

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from device.closing import Closing
 from device.errors import PipelineError, TandemError
 from device.protocol.messages import Reload, Stats
-from pipelines.sink_config import SinkConfig, VideoSink, resource_of
+from pipelines.sink_config import McapSink, SinkConfig, VideoSink, resource_of
 from pipelines.sinks.result import Sink, SinkContext, StatsSink
 from pipelines.sinks.table import open_sink
 
@@ -140,9 +140,9 @@ class OpenSinks(Closing):
         needed = {resource_of(config) for config in fresh.values()} - {None}
         first = [pair for pair in leaving if resource_of(pair[0]) in needed]
         for config, _ in first:
-            if isinstance(config, VideoSink):
+            if isinstance(config, VideoSink | McapSink):
                 raise PipelineError(
-                    f"the video {config.path} is written already: give the changed sink another"
+                    f"the file {config.path} is written already: give the changed sink another"
                     " path."
                 )
         for _, sink in first:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from device.errors import PipelineError
 from device.protocol.messages import Stats
-from pipelines.metrics import Family, MetricsServer, Rows, render
+from pipelines.metrics import Family, Figures, MetricsServer, Rows, render
 from pipelines.sink_config import PrometheusSink
 from pipelines.sinks.result import FrameResult, SinkContext
 
@@ -117,7 +117,7 @@ def _text(name: str, cameras: Mapping[str, CameraFigures], stats: Stats | None) 
         ("line_crossings_total", "counter", "Crossings by direction.", _by("direction", lines)),
         *([] if stats is None else _of_the_last_second({"pipeline": name}, stats)),
     ]
-    return render(families)
+    return render(Figures(families))
 
 
 def _of_the_last_second(own: Mapping[str, str], stats: Stats) -> list[Family]:

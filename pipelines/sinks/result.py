@@ -21,6 +21,7 @@ from pipelines.sinks.files import OutputFiles
 from pipelines.stages.zones import NO_ZONES, ZoneFrame
 
 if TYPE_CHECKING:
+    import pandas
     import supervision
 
 
@@ -92,7 +93,8 @@ class FrameResult:
         return self.decoded
 
     def to_supervision(self) -> "supervision.Detections":
-        """Return the objects as `supervision.Detections`; ImportError without that package."""
+        """Return the objects as `supervision.Detections`, whose arrays are those of `detections`;
+        ImportError without that package."""
         from supervision import Detections as Supervised
 
         objects = self.detections
@@ -104,6 +106,19 @@ class FrameResult:
             tracker_id=objects.track_ids,
             data={"class_name": np.array(labels)},
         )
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a row for each object; its numbers are views of the arrays of `detections`.
+        ImportError without pandas."""
+        from pandas import DataFrame
+
+        objects = self.detections
+        columns = dict(zip(("x1", "y1", "x2", "y2"), objects.boxes.T, strict=True))
+        columns |= {"score": objects.scores, "class_id": objects.class_ids}
+        if objects.track_ids is not None:
+            columns["track_id"] = objects.track_ids
+        labels = [one.label for one in self.event.detections]
+        return DataFrame({**columns, "label": labels}, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +139,7 @@ class SinkContext:
 
     `labels`: of the model whose objects are followed, `models`: of each model on frames, by name;
     `cameras`: the ids of the sources; `lost_s`: after how long an object has gone that was not
-    seen.
+    seen; `about`: what a recording says of the engines.
     """
 
     labels: Sequence[str]
@@ -134,6 +149,7 @@ class SinkContext:
     cameras: Sequence[str] = ("",)
     lost_s: float = 1.0
     models: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 class Sink(AbstractContextManager[Any], Protocol):

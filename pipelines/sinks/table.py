@@ -16,9 +16,12 @@ from msgspec import UNSET
 
 from pipelines.rate import RateLimit
 from pipelines.sink_config import (
+    FoxgloveSink,
     JsonlSink,
+    McapSink,
     MqttSink,
     PrometheusSink,
+    Ros2Sink,
     SerialSink,
     SinkConfig,
     SnapshotSink,
@@ -131,6 +134,24 @@ class VideoOut(AbstractContextManager["VideoOut"]):
         writer.write(frame.image, lambda: draw_result(result, self._models), frame.fps)
 
 
+def _open_mcap(config: McapSink, context: SinkContext) -> Sink:
+    from pipelines.sinks.mcap_file import McapOut
+
+    return McapOut(config, context)
+
+
+def _open_foxglove(config: FoxgloveSink, context: SinkContext) -> Sink:
+    from pipelines.sinks.foxglove_server import FoxgloveOut
+
+    return FoxgloveOut(config, context)
+
+
+def _open_ros2(config: Ros2Sink, context: SinkContext) -> Sink:
+    from pipelines.sinks.ros2 import Ros2Out
+
+    return Ros2Out(config, context)
+
+
 SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {
     MqttSink: MqttOut,
     JsonlSink: JsonlOut,
@@ -138,4 +159,7 @@ SINKS: dict[type[SinkConfig], Callable[[Any, SinkContext], Sink]] = {
     SnapshotSink: SnapshotOut,
     SerialSink: SerialOut,
     PrometheusSink: PrometheusOut,
+    McapSink: _open_mcap,
+    FoxgloveSink: _open_foxglove,
+    Ros2Sink: _open_ros2,
 }

@@ -35,6 +35,8 @@ from pipelines.sources.uri import (
     parse_camera,
     parse_csi,
     parse_images,
+    parse_mcap,
+    parse_ros2,
     parse_test,
     redact,
     scheme_of,
@@ -103,6 +105,13 @@ def _open_file(config: SourceConfig, waiting: Waiting) -> Source:
 def _open_images(config: SourceConfig, waiting: Waiting) -> Source:
     name, fps = parse_images(config.uri)
     return ImageFolder(_existing(name), config, fps)
+
+
+def _open_recording(config: SourceConfig, waiting: Waiting) -> Source:
+    from pipelines.sources.recording import Recording
+
+    name, topic = parse_mcap(config.uri)
+    return Recording(_existing(name), topic, config)
 
 
 def _existing(name: str) -> Path:
@@ -205,9 +214,22 @@ def _open_rtsp(config: SourceConfig, waiting: Waiting) -> Source:
     return LiveSource(name, open_capture, config, waiting)
 
 
+def _open_ros2(config: SourceConfig, waiting: Waiting) -> Source:
+    topic = parse_ros2(config.uri)
+    name = f"ros2:/{topic.topic}"
+
+    def open_capture(ended: Ended) -> Capture:
+        from pipelines.sources.ros2 import Ros2Capture
+
+        return Ros2Capture(name, topic, config.stall_s, ended)
+
+    return LiveSource(name, open_capture, config, waiting)
+
+
 SOURCES: dict[str, Callable[[SourceConfig, Waiting], Source]] = {
     "file": _open_file,
     "images": _open_images,
+    "mcap": _open_recording,
     "test": _open_pattern,
     "v4l2": _open_camera,
     "csi": _open_csi,
@@ -216,4 +238,5 @@ SOURCES: dict[str, Callable[[SourceConfig, Waiting], Source]] = {
     "http": _open_http,
     "https": _open_http,
     "gst": _open_own,
+    "ros2": _open_ros2,
 }

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
+
 from device.choices import list_choices
 from device.errors import SourceError
+from pipelines.sink_config import Ros2Qos, Ros2Sink, Ros2Wire
 
 CAMERA_KEYS = ("width", "height", "fps", "format")
 CAMERA_FORMATS = ("raw", "mjpg")
@@ -15,6 +18,8 @@ CSI_SIZE = {"width": 1280, "height": 720, "fps": 30}
 FLIPS = tuple(map(str, range(8)))  # of nvvidconv's flip-method
 TEST_KEYS = ("width", "height", "fps")
 IMAGE_KEYS = ("fps",)
+MCAP_KEYS = ("topic",)
+ROS2_KEYS = ("wire", "domain", "node", "connect", "qos")
 LARGEST = 16384
 
 # Greedy and across slashes: people write passwords with @ and / in them, and a path that holds an
@@ -60,6 +65,18 @@ class TestPattern:
     width: int = 640
     height: int = 480
     fps: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Ros2Topic:
+    """A topic of ROS 2 and how it is reached; see `pipelines.ros2.wire.Node`."""
+
+    topic: str
+    wire: Ros2Wire
+    domain: int
+    node: str
+    connect: tuple[str, ...]
+    qos: Ros2Qos
 
 
 def redact(text: str) -> str:
@@ -128,6 +145,28 @@ def parse_images(uri: str) -> tuple[str, float | None]:
     path, options = _read_address(uri, "image", IMAGE_KEYS, "images:///data/pictures")
     fps = options.get("fps")
     return path, None if fps is None else float(_positive(uri, "image", "fps", fps))
+
+
+def parse_mcap(uri: str) -> tuple[str, str]:
+    """Read `mcap://data/run.mcap?topic=/image/compressed`: the path, and the topic or ""."""
+    path, options = _read_address(uri, "recording", MCAP_KEYS, "mcap://run.mcap")
+    if not path:
+        raise SourceError(f"recording address {uri!r} names no file: write mcap://run.mcap.")
+    return path, options.get("topic", "")
+
+
+def parse_ros2(uri: str) -> Ros2Topic:
+    """Read `ros2://camera/image_raw?wire=zenoh&domain=0&connect=tcp/10.0.0.5:7447`."""
+    topic, options = _read_address(uri, "ROS 2", ROS2_KEYS, "ros2://camera/image_raw")
+    options.setdefault("node", "tandem_source")
+    if not re.fullmatch(r"/?[A-Za-z_]\w*(/[A-Za-z_]\w*)*", topic, re.ASCII):
+        raise SourceError(f"ROS 2 address {uri!r} names no topic: write ros2://camera/image_raw.")
+    connect = tuple(one for one in options.pop("connect", "").split(",") if one)
+    try:
+        node: Ros2Sink = msgspec.convert({"kind": "ros2", **options}, Ros2Sink, strict=False)
+    except msgspec.ValidationError as error:
+        raise SourceError(f"ROS 2 address {uri!r} is none ({error}): correct it.") from error
+    return Ros2Topic(f"/{topic.lstrip('/')}", node.wire, node.domain, node.node, connect, node.qos)
 
 
 def check_host(uri: str) -> None:

@@ -87,21 +87,6 @@ def check_engines(config: PipelineConfig, engines: Mapping[str, EngineFacts]) ->
     return [warning for warning in warnings if warning is not None]
 
 
-def check_fit(
-    config: PipelineConfig,
-    inputs: Sequence[TensorInfo],
-    outputs: Sequence[TensorInfo],
-    labels: Sequence[str],
-    dims: Sequence[DimRange] = (),
-) -> None:
-    """Raise PipelineError unless an engine with these tensors can be the pipeline's first model.
-
-    `dims`: the sizes that its dynamic dimensions may take; one that is not given takes any.
-    """
-    check_scene(config, labels)
-    check_model(config, config.first, inputs, outputs, labels, dims)
-
-
 def check_model(  # noqa: PLR0917
     config: PipelineConfig,
     model: PipelineModel,

@@ -51,15 +51,15 @@ def piece(draw: random.Random, proto: Proto) -> Proto:
     nodes = list(proto.graph.node)[first : first + count]
     known = {value.name: value for value in (*proto.graph.value_info, *proto.graph.input)}
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    made = [name for node in nodes for name in node.output if name]
-    read = [name for node in nodes for name in node.input if name and name not in made]
-    unread = [name for name in made if not any(name in node.input for node in nodes)]
+    outputs = [name for node in nodes for name in node.output if name]
+    read = [name for node in nodes for name in node.input if name and name not in outputs]
+    unread = [name for name in outputs if not any(name in node.input for node in nodes)]
     graph = helper.make_graph(
         nodes,
         "piece",
         [known[name] for name in dict.fromkeys(read) if name not in constants and name in known],
-        [known.get(name, onnx.ValueInfoProto(name=name)) for name in unread or made],
+        [known.get(name, onnx.ValueInfoProto(name=name)) for name in unread or outputs],
         [constants[name] for name in dict.fromkeys(read) if name in constants],
-        value_info=[known[name] for name in made if name in known],
+        value_info=[known[name] for name in outputs if name in known],
     )
     return helper.make_model(graph, opset_imports=proto.opset_import, ir_version=9)

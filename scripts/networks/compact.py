@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from scripts.networks.graph import Net, channels, size
+from scripts.networks.graph import Net, channels, dims, size
 
 # Channels squeezed and expanded (Iandola et al., 2016, version 1.1); None: a pooling.
 _FIRES = (
@@ -71,6 +71,6 @@ def _branch(net: Net, x: ir.Value, maps: int, stride: int) -> ir.Value:
 def _shuffled(net: Net, x: ir.Value) -> ir.Value:
     """Deal the two halves of the channels out in turn."""
     assert x.shape is not None
-    batch, maps, (high, wide) = int(x.shape[0]), channels(x), size(x)  # type: ignore[arg-type]
+    batch, maps, (high, wide) = dims(x)[0], channels(x), size(x)
     y = net.reshape(x, batch, 2, maps // 2, high, wide)
     return net.reshape(net.transpose(y, 0, 2, 1, 3, 4), batch, maps, high, wide)

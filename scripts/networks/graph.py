@@ -30,19 +30,20 @@ def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
 
-def _dims(value: ir.Value) -> tuple[int, ...]:
+def dims(value: ir.Value) -> tuple[int, ...]:
+    """Return the shape of a tensor of fixed sizes."""
     assert value.shape is not None
-    return tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
+    return value.shape.numpy()
 
 
 def channels(value: ir.Value) -> int:
     """Return the channels of a tensor (N, C, ...)."""
-    return _dims(value)[1]
+    return dims(value)[1]
 
 
 def size(value: ir.Value) -> tuple[int, ...]:
     """Return the spatial size of a tensor (N, C, ...)."""
-    return _dims(value)[2:]
+    return dims(value)[2:]
 
 
 class Net:
@@ -90,7 +91,7 @@ class Net:
     def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         value = ir.Value(
             name=name,
-            shape=ir.Shape([int(dim) for dim in tensor.shape]),  # type: ignore[arg-type]
+            shape=ir.Shape(tensor.shape.numpy()),
             type=ir.TensorType(tensor.dtype),
             const_value=tensor,
         )
@@ -161,7 +162,7 @@ class Net:
         return self.op(
             "Conv",
             operands,
-            (_dims(x)[0], maps, *sizes),
+            (dims(x)[0], maps, *sizes),
             group=group,
             kernel_shape=(high, wide),
             strides=(stride, stride),
@@ -171,7 +172,7 @@ class Net:
 
     def shared_conv(self, x: ir.Value, weight: ir.Value, bias: ir.Value) -> ir.Value:
         """Convolve 3x3 with weights that other convolutions share; the size stays."""
-        shape = (_dims(x)[0], _dims(weight)[0], *size(x))
+        shape = (dims(x)[0], dims(weight)[0], *size(x))
         return self.op("Conv", [x, weight, bias], shape, kernel_shape=(3, 3), pads=(1, 1, 1, 1))
 
     def norm(self, x: ir.Value) -> ir.Value:
@@ -185,13 +186,13 @@ class Net:
             ir.Shape((count,)),
             name=name,
         )
-        return self.op("BatchNormalization", [x, *weights, self._initializer(name, ones)], _dims(x))
+        return self.op("BatchNormalization", [x, *weights, self._initializer(name, ones)], dims(x))
 
     def unary(
         self, kind: str, x: ir.Value, **attributes: int | float | str | Sequence[int]
     ) -> ir.Value:
         """Apply an operator that keeps the shape."""
-        return self.ops(kind, [x], [_dims(x)], attributes=attributes)[0]
+        return self.ops(kind, [x], [dims(x)], attributes=attributes)[0]
 
     def relu(self, x: ir.Value) -> ir.Value:
         """Rectify."""
@@ -199,7 +200,7 @@ class Net:
 
     def relu6(self, x: ir.Value) -> ir.Value:
         """Rectify and clip at 6."""
-        return self.op("Clip", [x, self._scalar(0.0), self._scalar(6.0)], _dims(x))
+        return self.op("Clip", [x, self._scalar(0.0), self._scalar(6.0)], dims(x))
 
     def _scalar(self, value: float) -> ir.Value:
         name = f"c{len(self._weights)}"
@@ -219,11 +220,11 @@ class Net:
 
     def add(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Add; the result has the shape of `x`."""
-        return self.op("Add", [x, y], _dims(x))
+        return self.op("Add", [x, y], dims(x))
 
     def mul(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Multiply; the result has the shape of `x`."""
-        return self.op("Mul", [x, y], _dims(x))
+        return self.op("Mul", [x, y], dims(x))
 
     def pool(
         self,
@@ -246,26 +247,26 @@ class Net:
         }
         if kind == "AveragePool" and pad:
             attributes["count_include_pad"] = 1
-        return self.ops(kind, [x], [(*_dims(x)[:2], *sizes)], attributes=attributes)[0]
+        return self.ops(kind, [x], [(*dims(x)[:2], *sizes)], attributes=attributes)[0]
 
     def mean(self, x: ir.Value) -> ir.Value:
         """Average over all positions."""
-        return self.op("GlobalAveragePool", [x], (*_dims(x)[:2], 1, 1))
+        return self.op("GlobalAveragePool", [x], (*dims(x)[:2], 1, 1))
 
     def concat(self, *parts: ir.Value, axis: int = 1) -> ir.Value:
         """Join along an axis."""
-        shape = list(_dims(parts[0]))
-        shape[axis] = sum(_dims(part)[axis] for part in parts)
+        shape = list(dims(parts[0]))
+        shape[axis] = sum(dims(part)[axis] for part in parts)
         return self.op("Concat", list(parts), shape, axis=axis)
 
     def split(self, x: ir.Value, *sizes: int, axis: int = 1) -> list[ir.Value]:
         """Cut along an axis."""
-        shapes = [tuple(s if i == axis else d for i, d in enumerate(_dims(x))) for s in sizes]
+        shapes = [tuple(s if i == axis else d for i, d in enumerate(dims(x))) for s in sizes]
         return self.ops("Split", [x, self.constant(sizes)], shapes, attributes={"axis": axis})
 
     def strided(self, x: ir.Value, rows: int, columns: int) -> ir.Value:
         """Take every second row and column, from an offset on."""
-        batch, maps, high, wide = _dims(x)
+        batch, maps, high, wide = dims(x)
         spec = [(rows, columns), (2**31, 2**31), (2, 3), (2, 2)]
         return self.op(
             "Slice",
@@ -275,7 +276,7 @@ class Net:
 
     def upsample(self, x: ir.Value, factor: int = 2) -> ir.Value:
         """Repeat every pixel."""
-        batch, maps, high, wide = _dims(x)
+        batch, maps, high, wide = dims(x)
         scales = self.constant([1.0, 1.0, float(factor), float(factor)])
         shape = (batch, maps, high * factor, wide * factor)
         return self.op(
@@ -289,7 +290,7 @@ class Net:
 
     def deconv(self, x: ir.Value, maps: int, kernel: int, stride: int) -> ir.Value:
         """Convolve transposed, without padding."""
-        batch, count, high, wide = _dims(x)
+        batch, count, high, wide = dims(x)
         weights = self.weight(count, maps, kernel, kernel)
         sizes = [(s - 1) * stride + kernel for s in (high, wide)]
         return self.op(
@@ -306,20 +307,20 @@ class Net:
 
     def transpose(self, x: ir.Value, *order: int) -> ir.Value:
         """Reorder the dimensions."""
-        return self.op("Transpose", [x], [_dims(x)[i] for i in order], perm=order)
+        return self.op("Transpose", [x], [dims(x)[i] for i in order], perm=order)
 
     def matmul(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Multiply two computed matrices."""
-        return self.op("MatMul", [x, y], (*_dims(x)[:-1], _dims(y)[-1]))
+        return self.op("MatMul", [x, y], (*dims(x)[:-1], dims(y)[-1]))
 
     def flatten(self, x: ir.Value) -> ir.Value:
         """Return (N, everything else)."""
-        dims = _dims(x)
-        return self.op("Flatten", [x], (dims[0], math.prod(dims[1:])))
+        shape = dims(x)
+        return self.op("Flatten", [x], (shape[0], math.prod(shape[1:])))
 
     def linear(self, x: ir.Value, maps: int) -> ir.Value:
         """Multiply (N, K) by a matrix and add a bias."""
-        batch, count = _dims(x)
+        batch, count = dims(x)
         weights = [self.weight(maps, count), self.weight(maps)]
         return self.op("Gemm", [x, *weights], (batch, maps), transB=1)
 

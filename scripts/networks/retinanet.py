@@ -9,7 +9,7 @@ import math
 import onnx_ir as ir
 
 from scripts.networks.classic import resnet_features
-from scripts.networks.graph import Net, size
+from scripts.networks.graph import Net, dims, size
 
 MAPS = 256  # of the pyramid and of the heads
 ANCHORS = 9
@@ -47,7 +47,7 @@ def _head(net: Net, levels: list[ir.Value], outputs: int) -> ir.Value:
         for weight, bias in weights:
             y = net.relu(net.shared_conv(y, weight, bias))
         y = net.shared_conv(y, *last)
-        batch = int(net.image.shape[0])  # type: ignore[index,arg-type]
+        batch = dims(net.image)[0]
         positions = math.prod(size(y)) * ANCHORS
         y = net.transpose(y, 0, 2, 3, 1)
         values.append(net.reshape(y, batch, positions, outputs // ANCHORS))

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from scripts.networks.classic import resnet_stages
-from scripts.networks.graph import Net, channels, size
+from scripts.networks.graph import Net, channels, dims, size
 
 _RATES = (2, 4, 6)  # dilations; Chen et al., 2017, take 6, 12, 18 at twice this resolution
 
@@ -24,6 +24,6 @@ def deeplab(side: int, batch: int = 1, classes: int = 21) -> ir.Model:
 def _resized(net: Net, x: ir.Value, height: int, width: int) -> ir.Value:
     """Interpolate linearly to a size."""
     assert x.shape is not None
-    shape = (int(x.shape[0]), channels(x), height, width)  # type: ignore[arg-type]
+    shape = (dims(x)[0], channels(x), height, width)
     sizes = net.constant(shape)
     return net.op("Resize", [x, None, None, sizes], shape, mode="linear")

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from scripts.networks.classic import mobilenet_v1_layers, resnet_stages
-from scripts.networks.graph import Net, size
+from scripts.networks.graph import Net, dims, size
 
 
 def _heads(
@@ -25,7 +25,7 @@ def _heads(
             side = kernel if size(x)[0] + 2 * pad >= kernel else 1
             y = net.conv(x, count * values, side, stride, pad=pad, bias=True)
             outputs.append(net.flatten(net.transpose(y, 0, 2, 3, 1)))
-    batch = int(net.image.shape[0])  # type: ignore[index,arg-type]
+    batch = dims(net.image)[0]
     detections = net.plugin(
         "NMS_TRT", [net.concat(*boxes), net.concat(*scores)], (batch, 1, keep, 7)
     )

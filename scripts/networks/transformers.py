@@ -4,12 +4,12 @@ import math
 
 import onnx_ir as ir
 
-from scripts.networks.graph import Net, channels
+from scripts.networks.graph import Net, channels, dims
 
 
 def _width(x: ir.Value) -> int:
     assert x.shape is not None
-    return int(x.shape[-1])  # type: ignore[arg-type]
+    return dims(x)[-1]
 
 
 def _linear(net: Net, x: ir.Value, maps: int) -> ir.Value:
@@ -20,7 +20,7 @@ def _linear(net: Net, x: ir.Value, maps: int) -> ir.Value:
 def _norm(net: Net, x: ir.Value) -> ir.Value:
     scale, shift = net.weight(_width(x)), net.weight(_width(x))
     assert x.shape is not None
-    shape = [int(dim) for dim in x.shape]  # type: ignore[arg-type]
+    shape = list(dims(x))
     return net.op("LayerNormalization", [x, scale, shift], shape, axis=-1, epsilon=1e-6)
 
 
@@ -33,7 +33,7 @@ def _gelu(net: Net, x: ir.Value) -> ir.Value:
 def _attention(net: Net, x: ir.Value, heads: int) -> ir.Value:
     """Attend from every token to every token (Vaswani et al., 2017)."""
     assert x.shape is not None
-    batch, tokens, width = (int(dim) for dim in x.shape)  # type: ignore[arg-type]
+    batch, tokens, width = dims(x)
     each = width // heads
     parts = net.split(_linear(net, x, 3 * width), width, width, width, axis=2)
     q, k, v = (net.reshape(part, batch, tokens, heads, each) for part in parts)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from scripts.networks.graph import Net, channels, size
+from scripts.networks.graph import Net, channels, dims, size
 
 CLASSES = 80
 Block = Callable[[Net, ir.Value, int], ir.Value]
@@ -83,13 +83,13 @@ def _flat(net: Net, features: Sequence[ir.Value]) -> ir.Value:
     rows = []
     for x in features:
         high, width = size(x)
-        rows.append(net.reshape(x, int(x.shape[0]), channels(x), high * width))  # type: ignore[index,arg-type]
+        rows.append(net.reshape(x, dims(x)[0], channels(x), high * width))
     return net.concat(*rows, axis=2)
 
 
 def _boxes(net: Net, sides: ir.Value, strides: bool = True) -> ir.Value:
     """Turn distances to four sides into boxes (N, 4, positions)."""
-    batch, _, count = (int(d) for d in sides.shape)  # type: ignore[union-attr,arg-type]
+    batch, _, count = dims(sides)
     near, far = net.split(sides, 2, 2)
     grid = net.weight(1, 2, count)
     low, high = net.op("Sub", [grid, near], (batch, 2, count)), net.add(far, grid)
@@ -120,7 +120,7 @@ def detect(net: Net, features: Sequence[ir.Value], *, form: str) -> ir.Model:
         scores.append(net.conv(y, CLASSES, bias=True))
     sides = _flat(net, boxes)
     classes = net.unary("Sigmoid", _flat(net, scores))
-    batch, count = int(sides.shape[0]), _positions(features)  # type: ignore[index,arg-type]
+    batch, count = dims(sides)[0], _positions(features)
     if bins > 1:
         sides = net.transpose(net.reshape(sides, batch, 4, bins, count), 0, 2, 1, 3)
         sides = net.reshape(net.conv(net.softmax(sides, axis=1), 1), batch, 4, count)
@@ -134,7 +134,7 @@ def detect(net: Net, features: Sequence[ir.Value], *, form: str) -> ir.Model:
 
 def _best(net: Net, boxes: ir.Value, classes: ir.Value) -> ir.Model:
     """Take the best 300 by class score."""
-    batch, _, count = (int(d) for d in boxes.shape)  # type: ignore[union-attr,arg-type]
+    batch, _, count = dims(boxes)
     rows = net.transpose(net.concat(boxes, classes), 0, 2, 1)
     box, score = net.split(rows, 4, CLASSES, axis=2)
     best = net.op("ReduceMax", [score], (batch, count, 1), axes=(2,), keepdims=1)
@@ -153,7 +153,7 @@ def _best(net: Net, boxes: ir.Value, classes: ir.Value) -> ir.Model:
 
 def suppressed(net: Net, boxes: ir.Value, classes: ir.Value) -> ir.Model:
     """End with TensorRT's fused suppression, 100 boxes."""
-    batch = int(boxes.shape[0])  # type: ignore[index,arg-type]
+    batch = dims(boxes)[0]
     rows = net.transpose(boxes, 0, 2, 1), net.transpose(classes, 0, 2, 1)
     return net.model(net.plugin("EfficientNMS_TRT", rows, (batch, 100, 4)))
 
@@ -241,7 +241,7 @@ def _cib(*, add: bool, large: bool) -> Block:
 def attention(net: Net, x: ir.Value, heads: int) -> ir.Value:
     """Attend over all positions, with a depthwise position code."""
     maps, (high, width) = channels(x), size(x)
-    batch, count = int(x.shape[0]), high * width  # type: ignore[index,arg-type]
+    batch, count = dims(x)[0], high * width
     per, key = maps // heads, maps // heads // 2
     joined = net.reshape(plain(net, x, maps + 2 * heads * key), batch, heads, per + 2 * key, count)
     query, keys, value = net.split(joined, key, key, per, axis=2)

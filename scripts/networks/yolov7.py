@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from scripts.networks.graph import Net, channels, size
+from scripts.networks.graph import Net, channels, dims, size
 from scripts.networks.yolo import CLASSES, conv, suppressed
 
 
@@ -10,7 +10,7 @@ def _anchored(net: Net, features: list[ir.Value]) -> ir.Model:
     """Decode three anchors a position and suppress."""
     boxes, scores = [], []
     for x in features:
-        batch, (high, width) = int(x.shape[0]), size(x)  # type: ignore[index,arg-type]
+        batch, (high, width) = dims(x)[0], size(x)
         y = net.conv(x, 3 * (CLASSES + 5), bias=True)
         y = net.reshape(y, batch, 3, CLASSES + 5, high, width)
         y = net.unary("Sigmoid", net.transpose(y, 0, 1, 3, 4, 2))

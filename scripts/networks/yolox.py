@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from scripts.networks.graph import Net, channels, size
+from scripts.networks.graph import Net, channels, dims, size
 from scripts.networks.yolo import CLASSES, conv
 
 _SCALES = {"n": (1 / 3, 0.25), "t": (1 / 3, 0.375), "s": (1 / 3, 0.5), "m": (2 / 3, 0.75)}
@@ -70,6 +70,6 @@ def _head(net: Net, parts: _Parts, features: list[ir.Value], maps: int) -> ir.Va
             net.unary("Sigmoid", net.conv(classes, CLASSES, bias=True)),
         )
         high, wide = size(predictions)
-        batch = int(predictions.shape[0])  # type: ignore[index,arg-type]
+        batch = dims(predictions)[0]
         rows.append(net.reshape(predictions, batch, channels(predictions), high * wide))
     return net.transpose(net.concat(*rows, axis=2), 0, 2, 1)

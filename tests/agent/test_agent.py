@@ -502,10 +502,10 @@ def test_an_agent_lives_on_with_pipes_and_folders_in_its_files_and_says_so(
         report = wait_problems(watcher, "which a rollback needs, is damaged")
         assert report.running is not None
         assert (report.running.slot, report.running.version) == ("b", "2")
-        said = " ".join(report.problems)
-        assert "outbox.db is a named pipe, which has no place there, and is kept as" in said
-        assert "outbox.db-journal is a folder" in said
-        assert "slots.0 could not be read (it is not a regular file but a folder)" in said
+        message = " ".join(report.problems)
+        assert "outbox.db is a named pipe, which has no place there, and is kept as" in message
+        assert "outbox.db-journal is a folder" in message
+        assert "slots.0 could not be read (it is not a regular file but a folder)" in message
         assert len(list(state.glob("*.unreadable-*"))) == 7  # the lock is of the agent before
         files = [state, *(path for path in state.iterdir() if "unreadable" not in path.name)]
         assert [path.name for path in files if path.lstat().st_mode & 0o077] == []

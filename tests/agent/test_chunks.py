@@ -224,12 +224,12 @@ def test_an_unpacked_bundle_reads_as_the_file(tmp_path: Path) -> None:
 
 def serve(fetch: Fetch, blob: Blob) -> list[int]:
     """Answer all requests of a download; return which chunks were asked for."""
-    asked: list[int] = []
+    requests: list[int] = []
     while (request := fetch.download.next_request(0.0)) is not None:
-        asked.extend(request.chunks)
+        requests.extend(request.chunks)
         for part in blob.parts_of(request):
             fetch.on_part(f"{part}/host", blob.read(part), 0.0)
-    return asked
+    return requests
 
 
 def test_a_device_copies_what_a_slot_has_and_asks_for_the_rest(tmp_path: Path) -> None:

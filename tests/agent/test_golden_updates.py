@@ -83,11 +83,11 @@ class Board:
         parts = {"index": blob.index, **{str(n): blob.read(n) for n in range(blob.table.count)}}
         blob.close()
         release = ReleaseSpec(name="n", version="1", profile=PROFILE, blob=blob.spec)
-        asked = Desired(format=DOCUMENT_FORMAT, request=request, release=release, policy=policy)
-        self.updater.on_desired(asked, TRUSTED)
+        desired = Desired(format=DOCUMENT_FORMAT, request=request, release=release, policy=policy)
+        self.updater.on_desired(desired, TRUSTED)
         for part, payload in parts.items():
             self.updater.downloads.take(blob.spec.sha256, part, payload, 0.0)
-        return asked
+        return desired
 
     def pump(self) -> None:
         """Give the updater the end of the child."""
@@ -121,15 +121,15 @@ def test_a_release_whose_outputs_agree_is_tried_and_says_how_well(board: Board) 
 def test_what_the_policy_asks_reaches_the_check(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[float | None] = []
+    requests: list[float | None] = []
 
     def start(_: GoldenCheck, __: Path, min_agreement: float | None = None) -> bool:
-        asked.append(min_agreement)
+        requests.append(min_agreement)
         return False
 
     monkeypatch.setattr(GoldenCheck, "start", start)
     board.deploy(0.9, "r", InstallPolicy(min_golden_agreement=0.8))
-    assert asked == [0.8]
+    assert requests == [0.8]
 
 
 def test_a_limit_of_agreement_that_nothing_can_measure_is_asked_for_once(

@@ -68,15 +68,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     rows = {"1": ("right", LABELS), "2": ("right", LABELS), "3": ("wrong", LABELS),
             "4": ("right", ("cat", "dog"))}  # fmt: skip
-    made = {}
+    values = {}
     for version, (engine, labels) in rows.items():
         (folder / "labels.txt").write_text("\n".join(labels) + "\n")
-        made[version] = folder / f"{version}.bundle"
+        values[version] = folder / f"{version}.bundle"
         write_bundle(
-            made[version], engine=folder / engine, pipeline=folder / "p",
+            values[version], engine=folder / engine, pipeline=folder / "p",
             labels=folder / "labels.txt", name="colours", version=version, profile="laptop",
         )  # fmt: skip
-    return made
+    return values
 
 
 class Stand:

@@ -79,14 +79,14 @@ class Board:
         blob.close()
         version = bundle.stem.rpartition("-")[2]
         release = ReleaseSpec(name="good", version=version, profile=PROFILE, blob=spec)
-        asked = Desired(
+        desired = Desired(
             format=DOCUMENT_FORMAT,
             request=request or bundle.name,
             release=release,
             policy=policy or InstallPolicy(),
         )
         custom = {"min_version_floor": floor} if floor else {}
-        self.updater.on_desired(asked, Trusted(custom=custom))
+        self.updater.on_desired(desired, Trusted(custom=custom))
         for part, payload in parts.items():
             self.updater.downloads.take(spec.sha256, part, payload, Clock.now_s)
         self.updater.advance(Clock.now_s)

@@ -180,8 +180,8 @@ def test_a_board_is_known_by_its_part_number(
     tmp_path: Path, compatible: str, profile: str | None
 ) -> None:
     files = {**ORIN_NX, "proc/device-tree/compatible": compatible}
-    found = board_of(machine(tmp_path, files=files)).profile
-    assert (found.name if found else None) == profile
+    result = board_of(machine(tmp_path, files=files)).profile
+    assert (result.name if result else None) == profile
 
 
 def test_a_board_names_its_jetpack_by_its_l4t(tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def test_a_host_key_that_has_changed_is_called_that(
     known.write_text(f"[127.0.0.1]:{sshd.port} {key}\n")
     config = tmp_path / "ssh_config"
     lines = sshd.config.read_text().splitlines()
-    kept = [line for line in lines if not line.startswith("UserKnownHostsFile")]
-    config.write_text("\n".join((*kept, f'UserKnownHostsFile "{known}"\n')))
+    lines_left = [line for line in lines if not line.startswith("UserKnownHostsFile")]
+    config.write_text("\n".join((*lines_left, f'UserKnownHostsFile "{known}"\n')))
     address = sshd.address(board).replace(str(sshd.config), str(config))
     done = run(str(make_bundle(tmp_path / "in")), "--to", address, "--json")
     assert done.exit_code == 1

@@ -103,10 +103,10 @@ def install(
     password: str = "secret",
     on_progress: OnProgress = lambda _progress: None,
 ) -> Flashed:
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     def answer(_text: str, *, secret: bool) -> str:
-        asked.append(secret)
+        requests.append(secret)
         return password
 
     monkeypatch.setattr(addresses, "_ask", answer)
@@ -118,7 +118,7 @@ def install(
     finally:
         board.close()
         delivery.close()
-        assert asked in ([], [True], [True, True])
+        assert requests in ([], [True], [True, True])
 
 
 def test_a_board_is_installed_through_its_login_shell(

@@ -71,13 +71,13 @@ def said() -> frozenset[str]:
 @cache
 def fragments() -> list[str]:
     """The first cells of the tables of messages, each between its backticks."""
-    found = []
+    results = []
     for page in PAGES:
         text = (ROOT / page).read_text().partition("## Messages")[2].partition("\n## ")[0]
         for line in text.splitlines():
             if line.startswith("| `"):
-                found += re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", line)[1])
-    return found
+                results += re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", line)[1])
+    return results
 
 
 def said_with(fragment: str, message: str) -> bool:

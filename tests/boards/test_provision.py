@@ -536,9 +536,11 @@ def test_a_wheel_is_built_beside_an_old_setuptools(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(BoardError) as caught:
         own_wheel(tmp_path)
-    said = str(caught.value)
-    assert "it takes setuptools>=77, and here is 65.5.0, and pip could not download a newer" in said
-    assert "pip install 'setuptools>=77' here, or name a wheel with --wheel" in said
+    message = str(caught.value)
+    assert (
+        "it takes setuptools>=77, and here is 65.5.0, and pip could not download a newer" in message
+    )
+    assert "pip install 'setuptools>=77' here, or name a wheel with --wheel" in message
 
 
 def test_a_wheel_is_built_with_what_pyproject_asks_for() -> None:

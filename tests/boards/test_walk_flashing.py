@@ -86,31 +86,31 @@ def test_a_user_who_follows_the_page_sees_detections(
         "--device board-1 --fleet": "--device board-1 --profile laptop --fleet",  # no Jetson
         "--bundle robot.bundle": "--bundle robot.bundle --profile laptop",
     }
-    said: list[str] = []
+    messages: list[str] = []
     try:
         for line in LINES:
             command = line
             for words, here in stands_for.items():
                 command = command.replace(words, here)
-            said.append(follow(command, fresh))
+            messages.append(follow(command, fresh))
             if line.startswith("mosquitto -d"):
                 wait_until_it_listens(broker_port)
     finally:
         pid_file = tmp_path / "robots/broker/mosquitto.pid"
         if pid_file.exists():
             os.kill(int(pid_file.read_text()), 15)
-    texts = dict(zip(LINES, said, strict=True))
+    texts = dict(zip(LINES, messages, strict=True))
     of = {line.split(" -")[0]: text for line, text in texts.items()}
-    assert "would do" in said[2]
-    assert "is set up as board-1" in said[3]
-    assert "colours 1 is live on board-1" in said[4]
-    assert "runs        colours 1" in said[5]
-    assert json.loads(said[6])["detections"], said[6]
+    assert "would do" in messages[2]
+    assert "is set up as board-1" in messages[3]
+    assert "colours 1 is live on board-1" in messages[4]
+    assert "runs        colours 1" in messages[5]
+    assert json.loads(messages[6])["detections"], messages[6]
     assert "runs colours 1" in of["tandem board find"]
-    assert "1 of 1 boards run it" in said[10]
-    assert "1 boards ok, 0 failed" in said[11]
+    assert "1 of 1 boards run it" in messages[10]
+    assert "1 boards ok, 0 failed" in messages[11]
     for name in ("device", "profile", "free space", "slot a"):
-        assert name in said[5]
+        assert name in messages[5]
 
 
 def follow(command: str, fresh: FreshBoard) -> str:

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from model_fixtures import small_convnet
 from msgspec import UNSET
 
-import toolkit.cli.main
 from device.engine.file import open_engine
+from toolkit.cli import main as cli_main
 from toolkit.cli.main import COMMANDS
 
 
@@ -30,7 +30,7 @@ def tandem(*arguments: str | Path, check: bool = True) -> subprocess.CompletedPr
 
 def invoke(*arguments: str | Path) -> str:
     """Run a command in this process, which is quicker; return what it prints."""
-    done = CliRunner().invoke(toolkit.cli.main.tandem, [*map(str, arguments)])
+    done = CliRunner().invoke(cli_main.tandem, [*map(str, arguments)])
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -48,7 +48,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
         ("build", "Model Precision Calibration Plan Kernels Output Options"),
         ("plan", "Model Calibration Precision Plan Output Options"),
         ("calibrate", "Model Calibration Output Options"),
-        ("run", "Model Kernels Output Options"),
+        *((name, "Model Kernels Output Options") for name in ("run", "record", "replay")),
     ],
 )
 def test_the_help_shows_options_in_groups(name: str, titles: str) -> None:
@@ -176,7 +176,7 @@ def test_malformed_and_useless_options_are_usage_errors(
     tmp_path: Path, rng: np.random.Generator, option: tuple[str, ...]
 ) -> None:
     model = small_convnet(tmp_path / "net.onnx", rng)
-    done = CliRunner().invoke(toolkit.cli.main.tandem, ["build", str(model), *option])
+    done = CliRunner().invoke(cli_main.tandem, ["build", str(model), *option])
     assert done.exit_code == 2, done.output
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
 
@@ -203,15 +203,15 @@ FOREIGN = {
 
 
 def test_options_that_messages_name_are_those_of_a_command() -> None:
-    root = click.Context(toolkit.cli.main.tandem)
-    commands = [toolkit.cli.main.tandem.get_command(root, name) for name in COMMANDS]
+    root = click.Context(cli_main.tandem)
+    commands = [cli_main.tandem.get_command(root, name) for name in COMMANDS]
     known = set().union(*(options_of(command) for command in commands if command))
-    folder = Path(toolkit.__file__).parent
+    folder = Path(cli_main.__file__).parents[1]
     named: dict[str, Path] = {}
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])", node.value)
-                named |= dict.fromkeys(found, path)
+                matches = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])", node.value)
+                named |= dict.fromkeys(matches, path)
     assert len(named) > 50
     assert {option: path for option, path in named.items() if option not in known | FOREIGN} == {}

@@ -119,8 +119,8 @@ Current thread 0x2 (most recent call first):
     ],
 )
 def test_the_library_that_crashed_is_named(file: str, library: str) -> None:
-    said = crash_text(["infer", "my net.onnx"], signal.SIGSEGV, STACK.format(file=file))
-    assert said.startswith(f"{library} `tandem infer 'my net.onnx'` (SIGSEGV): ")
+    message = crash_text(["infer", "my net.onnx"], signal.SIGSEGV, STACK.format(file=file))
+    assert message.startswith(f"{library} `tandem infer 'my net.onnx'` (SIGSEGV): ")
     assert crash_text(["infer", "a\nb"], signal.SIGBUS, "").isprintable()
 
 

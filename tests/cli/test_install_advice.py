@@ -54,9 +54,9 @@ def test_a_wheel_s_file_is_named_and_pip_takes_the_advice(tmp_path):
     run(*pip, "install", *offline, "--no-deps", "--target", site, wheel)
     code = f"import sys; sys.path[:0] = [{str(site)!r}]\n"
     code += "from device.install_advice import pip_install; print(pip_install('host'))"
-    said = run(sys.executable, "-S", "-c", code, cwd=tmp_path)
-    assert said == f"pip install '{wheel}[host]'\n"
-    advice = shlex.split(said)[2:]
+    output = run(sys.executable, "-S", "-c", code, cwd=tmp_path)
+    assert output == f"pip install '{wheel}[host]'\n"
+    advice = shlex.split(output)[2:]
     plan = subprocess.run(
         [*pip, "install", *offline, "--dry-run", *advice],
         check=False,

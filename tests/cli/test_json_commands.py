@@ -5,6 +5,7 @@ With -v, with libraries that print and warn while they are imported, and with a 
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,11 @@ sys.meta_path.insert(0, Noisy())
 PROFILE = ("--profile", "laptop")
 BUNDLE = ("bundle", "create", "net.engine", "--pipeline", "pipeline.toml", "--labels", "labels.txt")
 NOWHERE = ("--broker", "127.0.0.1:1")
+MATRIX = """
+models = [{ path = "net.onnx" }]
+profiles = ["laptop"]
+precisions = ["fp32"]
+"""
 PIPELINE = """
 name = "x"
 [source]
@@ -84,6 +90,11 @@ ROWS = {
     "plan": row("plan", "net.onnx", "--profile", "agx-orin-64gb", "--seconds", "1"),
     "explain": row("explain"),
     "build": row("build", "net.onnx", *PROFILE, "-o", "again.engine"),
+    "build-all": row("build-all", "matrix.toml"),
+    "cache info": row("cache", "info"),
+    "cache trim": row("cache", "trim", "--to", "1000GiB"),
+    "cache push": fails("cache", "push", "127.0.0.1:1/x:1"),
+    "cache pull": fails("cache", "pull", "127.0.0.1:1/x:1"),
     "calibrate": row("calibrate", "net.onnx", "--data", "samples.npy", "-o", "t.json"),
     "ranges": row("ranges", "table.json"),
     "inspect": row("inspect", "net.engine"),
@@ -99,6 +110,8 @@ ROWS = {
     "import-triton": fails("import-triton", "pictures", *PROFILE, "-o", "repository"),
     "serve": fails("serve", ".", "--host", "0.0.0.0"),
     "run": row("run", "net.bundle", "--source", "pictures", "--frames", "2"),
+    "record": row("record", "net.bundle", "a.mcap", "--source", "pictures", "--frames", "2"),
+    "replay": fails("replay", "net.bundle", "missing.mcap"),
     "bundle create": row(*BUNDLE, "-o", "again.bundle"),
     "bundle diff": row("bundle", "diff", "net.bundle", "net.bundle"),
     "bundle inspect": row("bundle", "inspect", "net.bundle"),
@@ -170,15 +183,16 @@ def run(folder: Path, *words: str, **streams: object) -> "subprocess.CompletedPr
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("json")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("json")
     random = np.random.default_rng(0)
-    small_convnet(made / "net.onnx", random)
-    np.save(made / "samples.npy", random.random((4, 3, 32, 32), np.float32))
-    (made / "pipeline.toml").write_text(PIPELINE)
-    (made / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
-    (made / "pictures").symlink_to(ROOT / "configs/scenes/heldout")
-    (made / "noise").mkdir()
+    small_convnet(folder / "net.onnx", random)
+    np.save(folder / "samples.npy", random.random((4, 3, 32, 32), np.float32))
+    (folder / "pipeline.toml").write_text(PIPELINE)
+    (folder / "matrix.toml").write_text(MATRIX)
+    (folder / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
+    (folder / "pictures").symlink_to(ROOT / "configs/scenes/heldout")
+    (folder / "noise").mkdir()
     for words in (
         ("build", "net.onnx", *PROFILE, "-o", "net.engine"),
         ("build", "net.onnx", "--profile", "agx-orin-64gb", "--data", "samples.npy",
@@ -187,10 +201,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("fleet", "init", "fleet", "--broker", "127.0.0.1:1"),
         ("fleet", "identity", "issue", "old", "-o", "issued"),
     ):  # fmt: skip
-        done = run(made, *words)
+        done = run(folder, *words)
         assert done.returncode == 0, done.stderr
-    (made / "noise" / "sitecustomize.py").write_text(NOISE)
-    return made
+    (folder / "noise" / "sitecustomize.py").write_text(NOISE)
+    return folder
+
+
+@pytest.fixture
+def folder(prepared: Path, tmp_path: Path) -> Path:
+    """A copy for each test: what one command writes, no other finds."""
+    return shutil.copytree(prepared, tmp_path / "json", symlinks=True)
 
 
 def constant(text: str) -> float:
@@ -214,8 +234,8 @@ def test_standard_output_is_json_whatever_is_said_beside_it(folder: Path, name: 
         return
     value = parsed(done.stdout)
     if name in ("plan", "build", "infer", "bench", "run"):  # libraries were there, and said so
-        for said in ("numpy says hello", "welcome to numpy", "FutureWarning: numpy will change"):
-            assert said in done.stderr
+        for text in ("numpy says hello", "welcome to numpy", "FutureWarning: numpy will change"):
+            assert text in done.stderr
     if expected.status and isinstance(value, dict):
         assert set(value) == {"error"}
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from model_fixtures import small_convnet
 
-import toolkit.cli.main
+from toolkit.cli import main as cli_main
 from toolkit.cli.main import COMMANDS
 
 
@@ -65,5 +65,5 @@ def test_a_log_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_them(name: str) -> None:
     words = {"surgeon": ["extract"]}.get(name, [])
-    shown = CliRunner().invoke(toolkit.cli.main.tandem, [name, *words, "--help"]).stdout
+    shown = CliRunner().invoke(cli_main.tandem, [name, *words, "--help"]).stdout
     assert all(option in shown for option in ("--verbose", "--quiet", "--log FILE"))

@@ -233,15 +233,15 @@ def test_convolutions_suit_the_dla():
 def test_the_model_finds_what_was_drawn(truth):
     """A cell whose best score is sure must sit in an object of its class, nearly always."""
     session = onnxruntime.InferenceSession(str(MODEL), providers=["CPUExecutionProvider"])
-    found = total = 0
+    count = total = 0
     for picture in truth["pictures"][:30]:
         image = cv2.imread(str(CONFIGS / "scenes" / picture["file"]))[..., ::-1]
         tensor = np.ascontiguousarray(image.transpose(2, 0, 1)[None], np.float32) / 255
         boxes, scores = session.run(["boxes", "scores"], {"images": tensor})
         for box in picture["boxes"]:
             total += 1
-            found += is_found(box, boxes[0], scores[0])
-    assert found / total > 0.85
+            count += is_found(box, boxes[0], scores[0])
+    assert count / total > 0.85
 
 
 def is_found(truth, boxes, scores):

@@ -49,15 +49,19 @@ FLAT = ConvLayer(channels=256, height=56, width=56, kernels=256)
 
 
 def test_a_wide_input_is_cut_in_two_with_all_weights() -> None:
-    made = laid(WIDE)
-    assert (made.weight_mode, made.data_banks, made.weight_banks) == ("all weights", 13, 3)
-    assert [chunk.in_rows for chunk in made.chunks] == [59, 55]
+    layout = laid(WIDE)
+    assert (layout.weight_mode, layout.data_banks, layout.weight_banks) == ("all weights", 13, 3)
+    assert [chunk.in_rows for chunk in layout.chunks] == [59, 55]
 
 
 def test_heavy_weights_alternate_and_are_read_for_every_chunk() -> None:
-    made = laid(HEAVY)
-    assert (made.weight_mode, made.data_banks, made.weight_banks) == ("two kernel groups", 12, 4)
-    assert len(made.chunks) == 5
+    layout = laid(HEAVY)
+    assert (layout.weight_mode, layout.data_banks, layout.weight_banks) == (
+        "two kernel groups",
+        12,
+        4,
+    )
+    assert len(layout.chunks) == 5
     cycles = direct(HEAVY)
     rows = 4 * 27 + 9  # a row of each cut is read twice
     assert rows == 112 + 5
@@ -69,16 +73,16 @@ def test_heavy_weights_alternate_and_are_read_for_every_chunk() -> None:
 
 
 def test_a_flat_kernel_has_no_overlap() -> None:
-    made = laid(FLAT)
-    assert (made.data_banks, made.weight_banks) == (14, 2)
-    assert [chunk.in_rows for chunk in made.chunks] == [32, 24]
+    layout = laid(FLAT)
+    assert (layout.data_banks, layout.weight_banks) == (14, 2)
+    assert [chunk.in_rows for chunk in layout.chunks] == [32, 24]
     assert direct(FLAT).bytes_refetched == 0
 
 
 def test_what_fits_whole_is_one_hardware_layer() -> None:
-    made = laid(replace(WIDE, height=56, width=56))
-    assert len(made.chunks) == 1
-    assert made.data_banks + made.weight_banks <= FULL.banks
+    layout = laid(replace(WIDE, height=56, width=56))
+    assert len(layout.chunks) == 1
+    assert layout.data_banks + layout.weight_banks <= FULL.banks
     # 28 rows of 112 take 7 banks and 256 x 128 x 9 weights 9: together all 16.
     brim = ConvLayer(channels=128, height=16, width=112, kernels=256, kernel=(3, 3))
     assert (laid(brim).weight_mode, laid(brim).data_banks) == ("all weights", 7)
@@ -99,8 +103,8 @@ def test_padding_far_beyond_the_kernel_still_counts() -> None:
 def test_weights_beyond_the_buffer_are_costed_and_marked() -> None:
     # The first fully connected layer of VGG-16: one group of kernels is larger than the buffer.
     layer = ConvLayer(channels=512, height=7, width=7, kernels=4096, kernel=(7, 7))
-    made = laid(layer)
-    assert (made.weight_mode, made.fits) == ("weights in parts", False)
+    layout = laid(layer)
+    assert (layout.weight_mode, layout.fits) == ("weights in parts", False)
     assert direct(layer).bytes_read >= 512 * 49 * 4096
 
 
@@ -138,13 +142,13 @@ layers = st.builds(
 
 @given(layers)
 def test_chunks_make_every_output_from_rows_that_they_hold(layer: ConvLayer) -> None:
-    made = laid(layer)
+    layout = laid(layer)
     per_bank = FULL.bank_bytes // FULL.entry_bytes
-    room = made.data_banks * per_bank // data_entries(layer, FULL)
-    assume(made.fits)
-    assert made.data_banks + made.weight_banks <= FULL.banks
+    room = layout.data_banks * per_bank // data_entries(layer, FULL)
+    assume(layout.fits)
+    assert layout.data_banks + layout.weight_banks <= FULL.banks
     done = reached = 0
-    for chunk in made.chunks:
+    for chunk in layout.chunks:
         assert reached < layer.height  # the chunk with the last row makes all that is left
         assert 1 <= chunk.in_rows <= room
         assert chunk.out_rows >= 1

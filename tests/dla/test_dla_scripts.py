@@ -70,8 +70,8 @@ def test_the_first_run_of_a_detector_without_truths_is_fp32() -> None:
 
 
 def detections(*boxes: tuple[float, float, float, float], classes: list[int]) -> Detections:
-    found = np.array(boxes, np.float32).reshape(-1, 4)
-    return Detections(found, np.full(len(found), 0.9), np.array(classes))
+    result = np.array(boxes, np.float32).reshape(-1, 4)
+    return Detections(result, np.full(len(result), 0.9), np.array(classes))
 
 
 def test_f1_counts_a_detection_once_and_of_its_class() -> None:

@@ -142,10 +142,10 @@ def test_half_precision_models_keep_their_type(rng: np.random.Generator) -> None
     proto, result = legalized(net, precision="fp16")
     assert [item.rewrite for item in result.applied] == ["hard-swish"]
     feeds = feeds_of(proto, rng)
-    wanted = ReferenceEvaluator(proto).run(None, feeds)[0]
-    found = run(ir.to_proto(result.model), feeds)[0]
-    assert found.dtype == np.float16
-    np.testing.assert_allclose(found, wanted, atol=2e-2)  # a few roundings of 1e-3, values to 10
+    expected = ReferenceEvaluator(proto).run(None, feeds)[0]
+    actual = run(ir.to_proto(result.model), feeds)[0]
+    assert actual.dtype == np.float16
+    np.testing.assert_allclose(actual, expected, atol=2e-2)  # a few roundings of 1e-3, values to 10
 
 
 def test_an_output_of_the_model_keeps_its_value_and_its_name(rng: np.random.Generator) -> None:
@@ -183,8 +183,8 @@ def test_a_reshape_beside_a_new_slice_would_be_lost(rng: np.random.Generator) ->
     weights = {"w": floats(rng, 2, 2, 4, 4), "shape": ints(1, 2, 4, 16)}
     proto, result = legalized(Net(nodes, {"x": (1, 2, 4, 4)}, weights))
     assert [item.rewrite for item in result.applied] == ["deconv.conv"]
-    said = {d.rewrite: d.reason for d in result.refused}
-    assert said == {}  # the node got its rewrite, by another row
+    reasons = {d.rewrite: d.reason for d in result.refused}
+    assert reasons == {}  # the node got its rewrite, by another row
     assert refused(result.model, ORIN, "10.3.0") == {}
     assert_same(proto, result, rng, exact=False)
 
@@ -279,8 +279,8 @@ def test_a_rewrite_that_does_not_hold_says_why(case: Unfit) -> None:
     net = Net([case.node], {"x": case.shape, **case.others}, case.constants)
     tensorrt = "10.3.0" if case.dla is ORIN else "8.5.2"
     _, result = legalized(net, case.dla, tensorrt, only=frozenset())
-    said = {declined.rewrite: declined.reason for declined in result.refused}
-    assert case.reason in said[case.rewrite]
+    reasons = {declined.rewrite: declined.reason for declined in result.refused}
+    assert case.reason in reasons[case.rewrite]
 
 
 def test_a_division_by_zero_stays_a_division() -> None:

@@ -103,8 +103,8 @@ def test_sizes_below_the_solvers_limits_pass_the_rows_and_sizes_at_them_do_not()
     below = Loadable("s", (1,), weights - 1, inside - 1)
     at = Loadable("s", (1,), weights, inside)
     assert judge_subject(LOADABLE_RULES, below, situation) == ()
-    found = [verdict.rule for verdict in judge_subject(LOADABLE_RULES, at, situation)]
-    assert found == ["G8", "G9"]
+    results = [verdict.rule for verdict in judge_subject(LOADABLE_RULES, at, situation)]
+    assert results == ["G8", "G9"]
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_a_convolution_in_int16_adds_up_every_product(groups: int) -> None:
     rng = np.random.default_rng()
     shape = Geometry((3, 2), strides=(2, 1), pads=(1, 0, 1, 1), groups=groups)
     x, weight = int16s(rng, 2, 4, 7, 6), int16s(rng, 8, 4 // groups, 3, 2)
-    found = convolution.convolve_whole(x, convolution.make_kernel(weight, shape))
-    assert (found == convolved(x, weight, shape)).all()
+    result = convolution.convolve_whole(x, convolution.make_kernel(weight, shape))
+    assert (result == convolved(x, weight, shape)).all()
 
 
 def test_int16_weights_that_could_overflow_48_bits_are_refused() -> None:
@@ -116,11 +116,11 @@ def test_int16_inputs_and_48_bit_sums_saturate() -> None:
 def test_pooling_in_int16_is_that_of_python_integers() -> None:
     rng = np.random.default_rng()
     x = int16s(rng, 1, 2, 6, 6)
-    found = pooling.average(x, Window((3, 2), (3, 2)))
+    result = pooling.average(x, Window((3, 2), (3, 2)))
     for c, p, q in np.ndindex(2, 2, 3):
         total = int(x[0, c, 3 * p : 3 * p + 3, 2 * q : 2 * q + 2].sum(dtype=np.int64))
         twice = rha(rha(total * (65536 // 2), 16) * (65536 // 3), 16)
-        assert found[0, c, p, q] == sat(twice, 16)
+        assert result[0, c, p, q] == sat(twice, 16)
     padded = pooling.extreme(x, Window((2, 2), pads=(1, 1, 0, 0)), "max")
     assert padded.dtype == np.int16
     assert padded[0, 0, 0, 0] == x[0, 0, 0, 0]

@@ -75,8 +75,8 @@ def test_tiles_are_taken_only_where_float32_holds_every_sum_in_quarters() -> Non
     x = np.full((1, 32, 18, 18), -128, np.int8)
     x[:, 1::2] = 127
     x[:, :, 5:9] = int8s(rng, 1, 32, 4, 18)
-    found = convolution.convolve_whole(x, kernel)
-    assert (found == convolved(x, weight(largest), shape)).all()
+    result = convolution.convolve_whole(x, kernel)
+    assert (result == convolved(x, weight(largest), shape)).all()
 
 
 def test_the_largest_sums_are_exact() -> None:

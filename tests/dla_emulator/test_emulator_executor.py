@@ -158,10 +158,10 @@ def test_a_layer_gives_what_the_formula_gives(
     layer, scale = LAYERS[name]
     stored = b.output(layer(b, rng), scale)
     feeds = b.feeds(rng)
-    found = emulate(b.engine(tmp_path), feeds, emulation)[stored]
+    actual = emulate(b.engine(tmp_path), feeds, emulation)[stored]
     expected = b.reference(feeds)[stored]
-    assert found.dtype == np.int8
-    assert found.tolist() == expected.tolist()
+    assert actual.dtype == np.int8
+    assert actual.tolist() == expected.tolist()
 
 
 # Layers whose arithmetic is not the formula's: they may be a step off.
@@ -231,10 +231,10 @@ def test_a_layer_with_other_arithmetic_is_at_most_a_step_off(
     layer, scale = NEAR[name]
     stored = b.output(layer(b, rng), scale)
     feeds = b.feeds(rng)
-    found = emulate(b.engine(tmp_path), feeds, emulation)[stored]
+    actual = emulate(b.engine(tmp_path), feeds, emulation)[stored]
     expected = b.reference(feeds)[stored]
-    assert found.shape == expected.shape
-    assert np.abs(found.astype(int) - expected).max() <= 1
+    assert actual.shape == expected.shape
+    assert np.abs(actual.astype(int) - expected).max() <= 1
     assert np.abs(expected).max() > 2
 
 
@@ -243,8 +243,8 @@ def test_an_average_of_two_by_two_shows_both_roundings(tmp_path: Path) -> None:
     stored = b.output(one(b, "AveragePool", kernel_shape=[2, 2], strides=[2, 2]), S)
     feeds = {"x0": np.zeros((2, 4, 6, 8), np.int8)}
     feeds["x0"][0, 0, 0, :2] = [0, 1]  # 1 / 4: once 0, but 1/2 -> 1, then 1/2 -> 1
-    found = emulate(b.engine(tmp_path), feeds, EXACT)[stored]
-    assert found[0, 0, 0, 0] == 1
+    actual = emulate(b.engine(tmp_path), feeds, EXACT)[stored]
+    assert actual[0, 0, 0, 0] == 1
     assert b.reference(feeds)[stored][0, 0, 0, 0] == 0
 
 
@@ -256,9 +256,9 @@ def test_split_gives_its_parts(tmp_path: Path) -> None:
     b.nodes.append(cut)
     names = [b.output("left", S), b.output("right", S)]
     feeds = b.feeds(rng)
-    found = emulate(b.engine(tmp_path), feeds, EXACT)
-    assert found[names[0]].tolist() == feeds["x0"][:, :2].tolist()
-    assert found[names[1]].tolist() == feeds["x0"][:, 2:].tolist()
+    outputs = emulate(b.engine(tmp_path), feeds, EXACT)
+    assert outputs[names[0]].tolist() == feeds["x0"][:, :2].tolist()
+    assert outputs[names[1]].tolist() == feeds["x0"][:, 2:].tolist()
 
 
 def test_a_chain_is_rounded_at_every_q(tmp_path: Path) -> None:
@@ -275,13 +275,13 @@ def test_a_chain_is_rounded_at_every_q(tmp_path: Path) -> None:
     with open_engine(path) as engine:
         (segment,) = engine.manifest.segments
         executor = EmulatedExecutor(engine, segment, segment.implementations[0], EXACT, None)
-        made = list(executor.trace(feeds))
-    assert [(one.op, one.scale) for one in made] == [("Conv", 0.5), ("Conv", 1.0)]
-    assert made[0].numbers.min() == 0
-    acc = np.einsum("kc,nchw->nkhw", weight[:, :, 0, 0].astype(int), made[0].numbers.astype(int))
+        values = list(executor.trace(feeds))
+    assert [(one.op, one.scale) for one in values] == [("Conv", 0.5), ("Conv", 1.0)]
+    assert values[0].numbers.min() == 0
+    acc = np.einsum("kc,nchw->nkhw", weight[:, :, 0, 0].astype(int), values[0].numbers.astype(int))
     expected = np.sign(acc) * ((2 * np.abs(acc) + 2**9) // 2**10)  # r = 0.5 2^-8
-    assert made[1].numbers.tolist() == np.clip(expected, -128, 127).tolist()
-    assert emulate(path, feeds, FAST)[stored].tolist() == made[1].numbers.tolist()
+    assert values[1].numbers.tolist() == np.clip(expected, -128, 127).tolist()
+    assert emulate(path, feeds, FAST)[stored].tolist() == values[1].numbers.tolist()
 
 
 def test_what_has_no_scale_is_computed_as_fp16_and_named(tmp_path: Path) -> None:

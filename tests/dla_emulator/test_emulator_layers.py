@@ -60,10 +60,10 @@ def test_with_a_factor_for_each_channel_stage_x1_scales_with_one_shift() -> None
     _, shift = registers(3e-3)
     scales = [int(factor * 2**shift) for factor in factors.reshape(-1)]
     assert scales[-1] == int(2e-7 * 2**shift) < 4  # few bits are left
-    found = layers.finish(a, path)
+    result = layers.finish(a, path)
     for k, scale in enumerate(scales):
         expected = [sat8(rha(int(v) * scale, shift)) for v in a[k].reshape(-1)]
-        assert found[k].reshape(-1).tolist() == expected
+        assert result[k].reshape(-1).tolist() == expected
 
 
 def test_a_large_bias_loses_its_low_bits() -> None:
@@ -211,11 +211,11 @@ def test_an_exact_bias_keeps_the_multiplier_of_16_bits() -> None:
     """A bias of 65543 is 16385 2^2 = 65540 in 16 bits: a step and a half less at this factor."""
     sums = Sums(np.asarray(0.5), np.array(65543))
     a = np.array([-65541, -65500, -65600], np.float64)
-    found = {
+    results = {
         how: layers.finish(a, layers.make_path(sums, Activation(), 1.0, how)).tolist()
         for how in ("hardware", "exact bias", "ideal")
     }
-    assert found == {"hardware": [-1, 20, -30], "exact bias": [1, 22, -29], "ideal": [1, 22, -29]}
+    assert results == {"hardware": [-1, 20, -30], "exact bias": [1, 22, -29], "ideal": [1, 22, -29]}
     third = Sums(np.asarray(1 / 6))
     nine = np.array([9.0])
     assert layers.finish(nine, layers.make_path(third, Activation(), 1.0, "exact bias")) == 1

@@ -25,8 +25,8 @@ def test_every_select_and_offset_of_the_registers(exponential: bool, unit: Unit)
         start, top = tables.le.addressing.start, 2 ** (unit.number_bits - 1)
         near = start + rng.integers(-3, 600, 6)
         x = [*near.tolist(), start, start + 1, -top, top - 1, int(rng.integers(-top, top))]
-        found = lookup.run_lookup(np.array(x), tables, unit).tolist()
-        assert found == [expected(one, tables, unit) for one in x], shift
+        result = lookup.run_lookup(np.array(x), tables, unit).tolist()
+        assert result == [expected(one, tables, unit) for one in x], shift
 
 
 @given(

@@ -67,8 +67,8 @@ def test_every_stage_is_that_of_unlimited_integers(
         no_squares,
         no_product,
     )
-    found = normalization.normalize(x, registers)
-    assert found.reshape(-1).tolist() == normalized(x.reshape(-1), registers).tolist()
+    result = normalization.normalize(x, registers)
+    assert result.reshape(-1).tolist() == normalized(x.reshape(-1), registers).tolist()
 
 
 @pytest.mark.parametrize("size", [3, 5, 7, 9])
@@ -79,8 +79,8 @@ def test_registers_for_onnx_are_within_a_step_of_its_formula(size: int, step: fl
     lrn = Lrn(size, alpha=1e-4, beta=0.75, bias=2.0)
     real = in_onnxruntime(lrn, x.astype(np.float32) * np.float32(step))
     step_out = float(np.abs(real).max()) / 127
-    found = normalization.normalize(x, normalization.lrn_registers(lrn, step, step_out))
-    assert np.abs(found - real / step_out).max() <= 1.0
+    result = normalization.normalize(x, normalization.lrn_registers(lrn, step, step_out))
+    assert np.abs(result - real / step_out).max() <= 1.0
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 11])

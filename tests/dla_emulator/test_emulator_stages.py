@@ -149,26 +149,26 @@ def test_an_average_is_rounded_along_the_width_then_along_the_height(
     total: int, width: int, height: int
 ) -> None:
     expected = rha(rha(total * (65536 // width), 16) * (65536 // height), 16)
-    found = pooling.average_of(total, pooling.reciprocal(width), pooling.reciprocal(height))
-    assert int(found) == expected
+    result = pooling.average_of(total, pooling.reciprocal(width), pooling.reciprocal(height))
+    assert int(result) == expected
 
 
 @given(st.floats(2.0**-40, 2.0**14))
 def test_a_factor_keeps_15_bits_and_is_never_too_large(factor: float) -> None:
-    found = scales.multiplier_of(factor)
-    assert 2**14 <= int(found.scale) < 2**15
-    assert 0 <= factor - int(found.scale) / 2**found.shift < factor / 2**14
+    result = scales.multiplier_of(factor)
+    assert 2**14 <= int(result.scale) < 2**15
+    assert 0 <= factor - int(result.scale) / 2**result.shift < factor / 2**14
 
 
 def test_a_factor_becomes_the_registers_that_the_compiler_sets() -> None:
-    found = scales.multiplier_of(0.00781 * 0.00456103 / 0.0213)
-    assert (int(found.scale), found.shift) == (28057, 24)
+    result = scales.multiplier_of(0.00781 * 0.00456103 / 0.0213)
+    assert (int(result.scale), result.shift) == (28057, 24)
 
 
 def test_channels_share_the_shift_of_the_largest_factor() -> None:
-    found = scales.multiplier_of(np.array([0.5, 0.001, 0.0]))
-    assert found.shift == 15
-    assert found.scale.tolist() == [16384, 32, 0]
+    result = scales.multiplier_of(np.array([0.5, 0.001, 0.0]))
+    assert result.shift == 15
+    assert result.scale.tolist() == [16384, 32, 0]
 
 
 @pytest.mark.parametrize("factor", [2.0**15, np.inf, np.nan])
@@ -180,12 +180,12 @@ def test_a_factor_of_16_bits_and_more_is_refused(factor: float) -> None:
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=8))
 def test_a_bias_keeps_16_bits_cut_downwards(values: list[int]) -> None:
-    found = scales.bias_operand(np.array(values))
-    assert all(-(2**15) <= int(one) < 2**15 for one in found.operand)
-    assert found.operand.tolist() == [value >> found.shift for value in values]
+    result = scales.bias_operand(np.array(values))
+    assert all(-(2**15) <= int(one) < 2**15 for one in result.operand)
+    assert result.operand.tolist() == [value >> result.shift for value in values]
     largest = max(abs(value) for value in values)
     # One bit fewer would not hold it, but for a power of two, which is -2^15 on one side only.
-    assert found.shift == 0 or largest >> (found.shift - 1) >= 2**15
+    assert result.shift == 0 or largest >> (result.shift - 1) >= 2**15
 
 
 TIES = np.array([1, 3, 5, 7, -1, -3, -5, -7]) * 8

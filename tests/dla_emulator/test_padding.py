@@ -115,5 +115,5 @@ def test_the_padding_of_a_dynamic_size_is_a_formula(upper):
     size = Space(dims, (6,)).dim(0)
     pads = same_padding(size, ceil_div(size, 2), stride=2, span=4, upper=upper)
     for n in range(1, 41):
-        found = [formulas.at(p.formula, (n,)) if isinstance(p, Size) else p for p in pads]
-        assert tuple(found) == same_padding(n, -(-n // 2), stride=2, span=4, upper=upper)
+        results = [formulas.at(p.formula, (n,)) if isinstance(p, Size) else p for p in pads]
+        assert tuple(results) == same_padding(n, -(-n // 2), stride=2, span=4, upper=upper)

@@ -31,11 +31,11 @@ def network(path: Path, batch: int | str, side: int = 32) -> Path:
     for index in range(6):
         values = rng.normal(0, 0.05, (64, 3 if index == 0 else 64, 3, 3)).astype(np.float32)
         weights.append(numpy_helper.from_array(values, f"w{index}"))
-        made = "y" if index == 5 else f"t{index}"
+        output = "y" if index == 5 else f"t{index}"
         nodes.append(
-            helper.make_node("Conv", [data, f"w{index}"], [made], name=f"n{index}", pads=[1] * 4)
+            helper.make_node("Conv", [data, f"w{index}"], [output], name=f"n{index}", pads=[1] * 4)
         )
-        data = made
+        data = output
     ends = [
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, maps, side, side])]
         for name, maps in (("x", 3), ("y", 64))

@@ -42,15 +42,15 @@ def path(tmp_path: Path) -> Path:
 def extra_entries() -> dict[str, np.ndarray]:
     """One array of each dtype and of each odd layout."""
     draw = np.random.default_rng(3)
-    found = {f"kind/{kind}": draw.integers(0, 2, (3, 5)).astype(kind) for kind in ALL_KINDS}
+    results = {f"kind/{kind}": draw.integers(0, 2, (3, 5)).astype(kind) for kind in ALL_KINDS}
     grid = np.arange(24, dtype=np.float32).reshape(4, 6)
-    found["strided"] = grid[::2, ::-1]
-    found["column major"] = np.asfortranarray(grid)
-    found["big endian"] = grid.astype(">f4")
-    found["scalar"] = np.array(7, np.int64)
-    found["empty"] = np.empty((0, 4), np.float64)
-    found['a "name"\n\u00e9\u2028\U0001f600\x01'] = np.ones(1, np.int8)
-    return found
+    results["strided"] = grid[::2, ::-1]
+    results["column major"] = np.asfortranarray(grid)
+    results["big endian"] = grid.astype(">f4")
+    results["scalar"] = np.array(7, np.int64)
+    results["empty"] = np.empty((0, 4), np.float64)
+    results['a "name"\n\u00e9\u2028\U0001f600\x01'] = np.ones(1, np.int8)
+    return results
 
 
 def all_parts() -> tuple[object, dict[str, np.ndarray]]:
@@ -98,10 +98,10 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         assert engine.manifest == manifest
         assert set(engine.entries) == set(entries)
         for name, expected in entries.items():
-            found = engine.entry(name)
-            assert found.shape == expected.shape
-            assert found.dtype == expected.dtype.newbyteorder("=")
-            np.testing.assert_array_equal(found, expected)
+            result = engine.entry(name)
+            assert result.shape == expected.shape
+            assert result.dtype == expected.dtype.newbyteorder("=")
+            np.testing.assert_array_equal(result, expected)
 
 
 def test_entries_are_read_only_views_of_the_file(path: Path) -> None:
@@ -207,11 +207,11 @@ def test_a_byte_that_was_changed_is_found_wherever_it_is(path: Path) -> None:
                 open_engine(path)
             continue
         name, (start, stop) = next(row for row in places.items() if row[1][0] <= offset < row[1][1])
-        said = f"section {name!r} at byte {start} ({stop - start} bytes) has the checksum"
+        message = f"section {name!r} at byte {start} ({stop - start} bytes) has the checksum"
         with open_engine(path) as engine:
-            with pytest.raises(EngineError, match=re.escape(said)):
+            with pytest.raises(EngineError, match=re.escape(message)):
                 engine.verify()
-            with pytest.raises(EngineError, match=re.escape(said)):
+            with pytest.raises(EngineError, match=re.escape(message)):
                 engine.entry(name)
             for other in places.keys() - {name}:
                 engine.entry(other)

@@ -74,15 +74,15 @@ def encode(value: object) -> str:
 
 def json_paths(tree: object) -> list[tuple[object, object]]:
     """Every (container, key) of a tree of dicts and lists."""
-    found: list[tuple[object, object]] = []
+    results: list[tuple[object, object]] = []
     stack = [tree]
     while stack:
         node = stack.pop()
         if isinstance(node, dict | list):
             items = node.items() if isinstance(node, dict) else enumerate(node)
-            found += [(node, key) for key, _ in items]
+            results += [(node, key) for key, _ in items]
             stack += [child for _, child in items]
-    return found
+    return results
 
 
 def edit(draw: random.Random, tree: object) -> None:
@@ -138,13 +138,13 @@ def repeat_key(draw: random.Random, text: str) -> str:
 
 
 def flip(draw: random.Random, data: bytes) -> bytes:
-    found = bytearray(data)
+    result = bytearray(data)
     # Most flips go where the format is: the length and the header.
     head = 8 + int.from_bytes(data[:8], "little")
     for _ in range(draw.choice((1, 1, 2, 8, 100))):
-        at = draw.randrange(draw.choice((8, head, head, head, len(found))))
-        found[at] ^= 1 << draw.randrange(8)
-    return bytes(found)
+        at = draw.randrange(draw.choice((8, head, head, head, len(result))))
+        result[at] ^= 1 << draw.randrange(8)
+    return bytes(result)
 
 
 def truncate(draw: random.Random, data: bytes) -> bytes:
@@ -238,13 +238,13 @@ def child(first: int, count: int) -> None:
             path.write_bytes(data)
             faulthandler.dump_traceback_later(60, exit=True)
             start = time.process_time()
-            said = use(path)
+            message = use(path)
             slowest = max(slowest, (time.process_time() - start, seed))
             faulthandler.cancel_dump_traceback_later()
-            outcomes["valid" if said == "valid" else "refused"] += 1
-            assert said == "valid" or said.startswith(str(path)), said
-            assert "\n" not in said, said
-            assert len(said) < 20_000, said[:1000]
+            outcomes["valid" if message == "valid" else "refused"] += 1
+            assert message == "valid" or message.startswith(str(path)), message
+            assert "\n" not in message, message
+            assert len(message) < 20_000, message[:1000]
             compare(data, outcomes)
     print(json.dumps({"outcomes": outcomes, "slowest": slowest}))
 

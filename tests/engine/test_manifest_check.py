@@ -146,22 +146,22 @@ def test_a_broken_rule_is_named(path: Path, value: object, said: str) -> None:
 
 def test_too_many_of_anything_are_refused() -> None:
     many = [f"n{n}" for n in range(100_001)]
-    said = problem(edited(("segments", 0, "nodes"), many))
-    assert said == "nodes of segment 'gpu.0': 100001 of them, the limit is 100000"
+    message = problem(edited(("segments", 0, "nodes"), many))
+    assert message == "nodes of segment 'gpu.0': 100001 of them, the limit is 100000"
 
 
 def test_a_buffer_of_a_tensor_of_unknown_size_is_refused() -> None:
     tree = msgspec.json.decode(msgspec.json.encode(MANIFEST))
     tree["tensors"][1]["shape"][1] = None
     tree["crossings"][0]["bytes"] = None
-    said = problem(msgspec.convert(tree, Manifest))
-    assert said == "the buffer of 'q1' has 2048 bytes, its largest shape has None"
+    message = problem(msgspec.convert(tree, Manifest))
+    assert message == "the buffer of 'q1' has 2048 bytes, its largest shape has None"
 
 
 def test_an_entry_that_went_missing_is_named() -> None:
     less = {name: entry for name, entry in ENTRIES.items() if name != "w3"}
-    said = problem(MANIFEST, less)
-    assert said == "segment 'dla0.1' names the entry 'w3', which is missing"
+    message = problem(MANIFEST, less)
+    assert message == "segment 'dla0.1' names the entry 'w3', which is missing"
 
 
 def test_the_largest_bytes_are_those_of_the_largest_shape() -> None:

@@ -157,11 +157,11 @@ def test_a_model_its_engine_and_what_they_gave_agree(net: Path, tmp_path: Path) 
 def test_a_change_is_seen_by_output_and_layer_and_exit_status(net: Path, tmp_path: Path) -> None:
     other = with_changed(net, tmp_path / "other.onnx", "w1", 1.05)
     done = run(net, other, "--layers", "--json")
-    found = json.loads(done.stdout)
-    assert (done.exit_code, found["agrees"]) == (1, False)
-    verdicts = {row["tensor"]: row["agrees"] for row in found["layers"]}
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["agrees"]) == (1, False)
+    verdicts = {row["tensor"]: row["agrees"] for row in document["layers"]}
     assert [name for name, agrees in verdicts.items() if agrees] == ["c0", "r0"]
-    assert found["layers"][2]["node"] == "conv1"
+    assert document["layers"][2]["node"] == "conv1"
     assert run(net, other, "--atol", "1").exit_code == 0
     assert run(net, other, "--atol", "1", "--atol", "y:1e-6").exit_code == 1
     with pytest.raises(TandemError, match=r"--atol q: no such tensor .* there are y"):
@@ -174,15 +174,15 @@ def test_bisection_writes_the_first_node_that_differs(
 ) -> None:
     other = with_changed(net, tmp_path / "other.onnx", weight, 1.5)
     done = run(net, other, "--bisect", "--out", tmp_path / "found", "--json")
-    found = json.loads(done.stdout)["bisect"]
-    assert (done.exit_code, found["nodes"], found["alone_agrees"]) == (1, [node], False)
+    actual = json.loads(done.stdout)["bisect"]
+    assert (done.exit_code, actual["nodes"], actual["alone_agrees"]) == (1, [node], False)
     part = onnx.load(tmp_path / "found/node.onnx")
     onnx.checker.check_model(part, full_check=True)
     assert [one.name for one in part.graph.node] == [node]
-    (command,) = found["commands"]
+    (command,) = actual["commands"]
     again = CliRunner().invoke(tandem, command.split()[1:], catch_exceptions=False)
     assert again.exit_code == 1
-    assert f"A and B DIFFER: {found['tensor']}" in again.stdout
+    assert f"A and B DIFFER: {actual['tensor']}" in again.stdout
 
 
 def branches(path: Path, slope: float, bias: float) -> Path:
@@ -294,18 +294,18 @@ def test_errors_that_add_up_are_told_from_a_node_that_differs(tmp_path: Path) ->
         chain(tmp_path / "a.onnx", 1.0), chain(tmp_path / "b.onnx", 1.0006), "--bisect",
         "--atol", "1e-9", "--rtol", "1e-3", "--out", tmp_path / "found", "--json",
     )  # fmt: skip
-    found = json.loads(done.stdout)["bisect"]
-    assert found["nodes"] == ["mul_q"]
-    assert found["alone_agrees"] is True
+    actual = json.loads(done.stdout)["bisect"]
+    assert actual["nodes"] == ["mul_q"]
+    assert actual["alone_agrees"] is True
 
 
 def test_an_engine_is_bisected_to_what_it_shows(net: Path, tmp_path: Path) -> None:
     engine = build_engine(net, "laptop", tmp_path / "net.engine", BuildOptions()).path
     other = with_changed(net, tmp_path / "other.onnx", "w1", 1.5)
     done = run(other, engine, "--bisect", "--out", tmp_path / "found", "--json")
-    found = json.loads(done.stdout)["bisect"]
-    assert found["nodes"] == ["conv1", "bn1"]  # fused in the engine
-    again = [CliRunner().invoke(tandem, line.split()[1:]) for line in found["commands"]]
+    actual = json.loads(done.stdout)["bisect"]
+    assert actual["nodes"] == ["conv1", "bn1"]  # fused in the engine
+    again = [CliRunner().invoke(tandem, line.split()[1:]) for line in actual["commands"]]
     # Against what the engine gave it differs; an engine of the part itself agrees with the part.
     assert [done.exit_code for done in again] == [1, 0, 0], again[1].output
 
@@ -463,9 +463,9 @@ def test_an_emulated_segment_shows_its_layers(tmp_path: Path) -> None:
     assert inside
     show = ("--layers", "--nodes", "--dla", "fast", "--json")
     done = run(net, engine, "--random", "0", "--samples", "1", *show)
-    found = json.loads(done.stdout)
-    assert len({row["tensor"] for row in found["layers"]} - borders) > 2
-    assert not [note for note in found["notes"] if "shows no tensors" in note]
+    document = json.loads(done.stdout)
+    assert len({row["tensor"] for row in document["layers"]} - borders) > 2
+    assert not [note for note in document["notes"] if "shows no tensors" in note]
 
 
 @pytest.mark.parametrize(

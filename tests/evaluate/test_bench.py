@@ -40,14 +40,14 @@ def bench(*arguments: object) -> Result:
 
 @given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=300))
 def test_percentiles_are_times_that_were_measured(times_ms: list[float]) -> None:
-    found = distribution(times_ms)
+    result = distribution(times_ms)
     named = {"median_ms": 50, "p90_ms": 90, "p95_ms": 95, "p99_ms": 99}
     for name, percent in named.items():
-        value = getattr(found, name)
+        value = getattr(result, name)
         assert value == np.percentile(times_ms, percent, method="inverted_cdf")
-    assert (found.min_ms, found.max_ms) == (min(times_ms), max(times_ms))
-    assert found.mean_ms == pytest.approx(np.mean(times_ms))
-    assert found.count == len(times_ms)
+    assert (result.min_ms, result.max_ms) == (min(times_ms), max(times_ms))
+    assert result.mean_ms == pytest.approx(np.mean(times_ms))
+    assert result.count == len(times_ms)
 
 
 def test_a_portable_engine_is_measured_and_says_that_no_gpu_was(engine: Path) -> None:
@@ -62,8 +62,8 @@ def test_a_timing_cache_without_a_gpu_is_said_to_be_left_alone(
     engine: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "times.json"
-    found = json.loads(bench(engine, *FAST, "--timing-cache", cache, "--json").stdout)
-    assert any(str(cache) in note and "no tactic was timed" in note for note in found["notes"])
+    document = json.loads(bench(engine, *FAST, "--timing-cache", cache, "--json").stdout)
+    assert any(str(cache) in note and "no tactic was timed" in note for note in document["notes"])
     assert not cache.exists()
     assert not any(
         "tactic" in n for n in json.loads(bench(engine, *FAST, "--json").stdout)["notes"]
@@ -71,30 +71,30 @@ def test_a_timing_cache_without_a_gpu_is_said_to_be_left_alone(
 
 
 def test_json_holds_the_times_and_the_machine(engine: Path) -> None:
-    found = json.loads(bench(engine, *FAST, "--json").stdout)
-    measured = found["measured"]
+    document = json.loads(bench(engine, *FAST, "--json").stdout)
+    measured = document["measured"]
     assert measured["latency"]["count"] == measured["inferences"] >= 10
     assert measured["throughput_qps"] == pytest.approx(measured["inferences"] / measured["wall_s"])
     assert measured["gpu"] == []
-    assert found["versions"]["numpy"] == np.__version__
+    assert document["versions"]["numpy"] == np.__version__
     with open_engine(engine) as opened:
-        assert found["sha256"] == opened.sha256
-        assert found["precision"] == opened.manifest.provenance.precision
+        assert document["sha256"] == opened.sha256
+        assert document["precision"] == opened.manifest.provenance.precision
 
 
 def test_iterations_are_for_each_stream(engine: Path) -> None:
     with open_engine(engine) as opened:
-        found = measure(opened, BenchOptions(iterations=7, warmup_s=0, streams=3))
-    assert found.inferences == found.latency.count == 21
+        result = measure(opened, BenchOptions(iterations=7, warmup_s=0, streams=3))
+    assert result.inferences == result.latency.count == 21
 
 
 def test_a_profile_has_a_row_for_each_segment_on_the_cpu(engine: Path) -> None:
     with open_engine(engine) as opened:
-        found = measure(opened, BenchOptions(iterations=1, warmup_s=0, profile=True))
+        result = measure(opened, BenchOptions(iterations=1, warmup_s=0, profile=True))
         segments = opened.manifest.segments
-    assert [row.segment for row in found.layers] == [one.name for one in segments]
-    assert [row.nodes for row in found.layers] == [one.nodes for one in segments]
-    assert sum(row.share for row in found.layers) == pytest.approx(1)
+    assert [row.segment for row in result.layers] == [one.name for one in segments]
+    assert [row.nodes for row in result.layers] == [one.nodes for one in segments]
+    assert sum(row.share for row in result.layers) == pytest.approx(1)
 
 
 def test_the_machine_is_read_while_the_engine_runs(engine: Path) -> None:
@@ -161,9 +161,9 @@ def test_dynamic_dimensions_have_the_sizes_asked_for(
     path = write_network(tmp_path / "m.engine", split_network("batch"))
     with open_engine(path) as opened:
         assert [dim.opt for dim in opened.manifest.dims] == [2]
-        found = measure(opened, dataclasses.replace(options, iterations=1, warmup_s=0))
-    assert found.items == batch
-    assert found.shapes["x"][0] == batch
+        result = measure(opened, dataclasses.replace(options, iterations=1, warmup_s=0))
+    assert result.items == batch
+    assert result.shapes["x"][0] == batch
 
 
 def test_a_size_out_of_range_is_refused(tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def test_an_average_of_2x2_rounds_twice(tmp_path: Path) -> None:
     b.output(b.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2]), 1.0)
     feeds = {"x0": np.zeros(shape, np.float32)}
     feeds["x0"][0, 0, 0, ::2] = [1, 2, 5, 4]
-    found = compared(tmp_path, b, "AveragePool", feeds, kernel_shape=[2, 2], strides=[2, 2])
-    _, own = layer(found, "AveragePool")
+    comparison = compared(tmp_path, b, "AveragePool", feeds, kernel_shape=[2, 2], strides=[2, 2])
+    _, own = layer(comparison, "AveragePool")
     assert own.causes == {"twice": 2, "tie": 1}
     signal = 0.25**2 + 0.5**2 + 1.25**2 + 1
     assert own.gpu_sqnr_db == pytest.approx(10 * np.log10(signal / (2 * 0.25**2 + 0.5**2)))
@@ -164,8 +164,8 @@ def test_a_pooling_is_named_for_the_scale_of_its_input(tmp_path: Path) -> None:
     b.output(b.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2]), 1.0)
     feeds = {"x0": np.zeros(shape, np.float32)}
     feeds["x0"][0, 0, 0, ::2] = [1, 2, 5, 6]
-    found = compared(tmp_path, b, "AveragePool", feeds, kernel_shape=[2, 2], strides=[2, 2])
-    _, own = layer(found, "AveragePool")
+    comparison = compared(tmp_path, b, "AveragePool", feeds, kernel_shape=[2, 2], strides=[2, 2])
+    _, own = layer(comparison, "AveragePool")
     assert own.shared_scale_db > 20
     assert any(reason.startswith("a pooling rounds its averages") for reason in why(own))
 
@@ -174,8 +174,8 @@ def test_a_bias_of_16_bits_is_told_from_a_multiplier() -> None:
     """The first element is right with an exact bias alone, the second only with exact scales."""
     dla, gpu = np.array([1, 1, 0], np.int8), np.zeros(3, np.int8)
     variants = Variants(exact_bias=np.array([0, 1, 0], np.int8), ideal=gpu)
-    found = causes_of(dla, gpu, variants, np.array([0.1, 0.1, 0.0]), frozenset({"Conv"}))
-    assert found == {"bias": 1, "multiplier": 1}
+    causes = causes_of(dla, gpu, variants, np.array([0.1, 0.1, 0.0]), frozenset({"Conv"}))
+    assert causes == {"bias": 1, "multiplier": 1}
 
 
 def test_a_scale_that_is_finer_than_needed_costs_nothing() -> None:
@@ -265,21 +265,21 @@ def run(*arguments: object) -> str:
 
 def test_the_command_says_it_all(built: Built) -> None:
     engine, model, data = built
-    found = json.loads(run(engine, "--model", model, "--data", data, "--json"))
-    assert (found["samples"], found["sample_names"]) == (2, ["0.npy", "1.npy"])
+    document = json.loads(run(engine, "--model", model, "--data", data, "--json"))
+    assert (document["samples"], document["sample_names"]) == (2, ["0.npy", "1.npy"])
     costs = {
         row["tensor"]: max(row["own"]["cost_db"], row["own"]["shared_scale_db"])
-        for row in found["nodes"]
+        for row in document["nodes"]
         if row["own"] and not row["own"]["clipped_db"]
     }
-    listed = [costs[tensor] for tensor in found["by_cost"] if tensor in costs]
+    listed = [costs[tensor] for tensor in document["by_cost"] if tensor in costs]
     assert listed == sorted(listed, reverse=True)
-    assert found["dla_segments"] >= 1
-    assert found["outputs"][0]["dla"]["sqnr_db"] > 10
-    assert any(row["own"] for row in found["nodes"])
+    assert document["dla_segments"] >= 1
+    assert document["outputs"][0]["dla"]["sqnr_db"] > 10
+    assert any(row["own"] for row in document["nodes"])
     text = run(engine, "--model", model, "--data", data, "--nodes")
     assert "silicon may differ" in text
-    assert all(row["node"] in text for row in found["nodes"])
+    assert all(row["node"] in text for row in document["nodes"])
 
 
 def test_the_model_of_another_engine_is_refused(built: Built, tmp_path: Path) -> None:
@@ -309,9 +309,13 @@ def test_an_engine_in_fp32_is_not_called_int8(built: Built, tmp_path: Path) -> N
 
 def test_a_model_with_a_profile_is_built_and_compared(built: Built) -> None:
     _, model, data = built
-    found = json.loads(run(model, "--profile", "agx-orin-64gb", "--data", data, "--json"))
-    assert (found["graph"], found["precision"], found["samples"]) == ("GPU INT8", "int8", 2)
-    assert found["outputs"][0]["gpu"]["sqnr_db"] > 10
+    document = json.loads(run(model, "--profile", "agx-orin-64gb", "--data", data, "--json"))
+    assert (document["graph"], document["precision"], document["samples"]) == (
+        "GPU INT8",
+        "int8",
+        2,
+    )
+    assert document["outputs"][0]["gpu"]["sqnr_db"] > 10
 
 
 def test_a_q_dq_model_with_other_weight_scales_gives_ranges_as_in_a_build(
@@ -329,11 +333,11 @@ def test_a_q_dq_model_with_other_weight_scales_gives_ranges_as_in_a_build(
     )
     scale.const_value = ir.tensor(0.9 * scale.const_value.numpy(), name=scale.name)
     ir.save(quantized, tmp_path / "qdq.onnx")
-    found = json.loads(
+    document = json.loads(
         run(model, "--profile", "agx-orin-64gb", "--table", tmp_path / "qdq.onnx", "--data", data,
             "--json")
     )  # fmt: skip
-    assert (found["precision"], found["samples"]) == ("int8", 2)
+    assert (document["precision"], document["samples"]) == ("int8", 2)
 
 
 def recorded_run(engine: Path, model: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -360,20 +364,20 @@ def test_one_changed_element_of_a_recorded_run_is_found(built: Built, tmp_path: 
     run_of = recorded_run(engine, model, feeds)
     same = tmp_path / "same.npz"
     np.savez(same, allow_pickle=False, **run_of)
-    found = json.loads(run(engine, "--model", model, "--recorded", same, "--json"))["recorded"]
-    assert found["first"] is None
-    assert len(found["tensors"]) == len(run_of) - 1
-    row = found["tensors"][len(found["tensors"]) // 2]
+    actual = json.loads(run(engine, "--model", model, "--recorded", same, "--json"))["recorded"]
+    assert actual["first"] is None
+    assert len(actual["tensors"]) == len(run_of) - 1
+    row = actual["tensors"][len(actual["tensors"]) // 2]
     changed = run_of[row["tensor"]].copy()
     changed.flat[3] -= 2 * row["scale"] * np.sign(changed.flat[3] or 1)
     other = tmp_path / "other.npz"
     run_of |= {row["tensor"]: changed, "alien": np.zeros(2)}
     np.savez(other, allow_pickle=False, **run_of)
-    found = json.loads(run(engine, "--model", model, "--recorded", other, "--json"))["recorded"]
-    assert found["first"]["tensor"] == row["tensor"]
-    assert (found["first"]["differing"], found["first"]["largest"]) == (1, 2.0)
-    assert found["first"]["worst"]["index"] == list(np.unravel_index(3, changed.shape))
-    assert found["unknown"] == ["alien"]
+    actual = json.loads(run(engine, "--model", model, "--recorded", other, "--json"))["recorded"]
+    assert actual["first"]["tensor"] == row["tensor"]
+    assert (actual["first"]["differing"], actual["first"]["largest"]) == (1, 2.0)
+    assert actual["first"]["worst"]["index"] == list(np.unravel_index(3, changed.shape))
+    assert actual["unknown"] == ["alien"]
 
 
 def board_report(path: Path, engine: Path, run_of: dict[str, np.ndarray]) -> Path:
@@ -398,15 +402,15 @@ def test_the_report_of_a_board_is_laid_beside_the_emulation(built: Built, tmp_pa
     with open_session(engine, dla="exact") as session:  # the board computes what we say of it
         kept = feeds | session.infer(feeds)
     path = board_report(tmp_path / "same.tandem-report", engine, kept)
-    found = json.loads(run(engine, "--model", model, "--recorded", path, "--json"))
-    assert found["sample_names"] == ["the recorded run"]
-    assert found["recorded"]["first"] is None
-    assert [row["tensor"] for row in found["recorded"]["tensors"]] == ["y"]
+    document = json.loads(run(engine, "--model", model, "--recorded", path, "--json"))
+    assert document["sample_names"] == ["the recorded run"]
+    assert document["recorded"]["first"] is None
+    assert [row["tensor"] for row in document["recorded"]["tensors"]] == ["y"]
     kept["y"].flat[3] += 100.0
     path = board_report(tmp_path / "other.tandem-report", engine, kept)
-    found = json.loads(run(engine, "--model", model, "--recorded", path, "--json"))["recorded"]
-    assert (found["first"]["tensor"], found["first"]["differing"]) == ("y", 1)
-    assert found["first"]["largest"] == pytest.approx(100.0, rel=1e-3)
+    document = json.loads(run(engine, "--model", model, "--recorded", path, "--json"))["recorded"]
+    assert (document["first"]["tensor"], document["first"]["differing"]) == ("y", 1)
+    assert document["first"]["largest"] == pytest.approx(100.0, rel=1e-3)
     write_report(path, report(), {})
     with pytest.raises(TandemError, match=r"no outputs of this engine; it has those of none"):
         run(engine, "--model", model, "--recorded", path)

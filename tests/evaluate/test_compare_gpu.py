@@ -120,8 +120,8 @@ def test_clipped_boxes_are_the_cause_where_rounding_costs_little(on_dla: Path) -
         leaving = {name.removesuffix("_int8") for name in engine.manifest.segments[0].outputs}
         gpu = GpuNetwork(network, network.amax, leaving)
         tally = GapTally(gpu, gpu, output_parts(graph))
-        found = dict(session.infer(x))
-        tally.add(x, exact, found, found)
+        result = dict(session.infer(x))
+        tally.add(x, exact, result, result)
     gap = tally.worst()
     assert gap is not None
     assert gap.measure == "SQNR of boxes"
@@ -140,11 +140,11 @@ def test_boxes_that_the_dla_clips_are_whole_on_a_gpu_and_one_line_names_them(
     sample = on_dla.parent / "sample.npz"
     np.savez(sample, allow_pickle=False, **scene())
     command = [on_dla, "--model", MODEL, "--data", sample, "--table", cache]
-    found = json.loads(compare(*command, "--json"))
-    (boxes,) = [row for row in found["outputs"] if row["tensor"] == "boxes"]
+    document = json.loads(compare(*command, "--json"))
+    (boxes,) = [row for row in document["outputs"] if row["tensor"] == "boxes"]
     assert boxes["gpu"]["sqnr_db"] > 20
     assert boxes["dla"]["sqnr_db"] < 5
-    gap = found["gap"]
+    gap = document["gap"]
     assert gap["measure"] == "SQNR of boxes"
     assert gap["lost"] == pytest.approx(boxes["gpu"]["sqnr_db"] - boxes["dla"]["sqnr_db"], rel=1e-3)
     assert next(iter(gap["causes"])) == CLIPPING
@@ -159,8 +159,8 @@ def test_boxes_that_the_dla_clips_are_whole_on_a_gpu_and_one_line_names_them(
 def test_the_gap_is_in_points_where_the_task_has_a_metric(cache: Path, on_dla: Path) -> None:
     command = [on_dla, "--model", MODEL, "--data", SCENES / "heldout", "--samples", 1]
     command += ["--preprocess", SETTINGS, "--table", cache]
-    found = json.loads(compare(*command, "--json"))
-    metric, gap = found["metric"], found["gap"]
+    document = json.loads(compare(*command, "--json"))
+    metric, gap = document["metric"], document["gap"]
     assert metric["gpu"] > metric["fp32"] - 3
     assert metric["dla"] < metric["gpu"] - 20
     assert (gap["measure"], gap["unit"]) == ("mAP50", "points")
@@ -194,9 +194,9 @@ def test_the_gpu_column_is_what_a_build_for_the_gpu_makes_of_the_table(
     with open_engine(on_dla) as for_dla, open_engine(on_gpu) as for_gpu:
         dla, gpu = network_of(for_dla), network_of(for_gpu)
         expected = rounded(int8_on_gpu(gpu, gpu.amax))
-        found = rounded(int8_on_gpu(dla, with_table(dla, cache)))
-        assert found == pytest.approx(expected)
-        assert BOXES.isdisjoint(found)
+        result = rounded(int8_on_gpu(dla, with_table(dla, cache)))
+        assert result == pytest.approx(expected)
+        assert BOXES.isdisjoint(result)
         x = np.random.default_rng().uniform(size=(1, 3, 320, 320)).astype(np.float32)
         column = GpuNetwork(gpu, gpu.amax).run({"images": x})
         with open_session(on_gpu) as session:
@@ -244,10 +244,10 @@ def test_an_engine_that_gives_int8_has_no_graph_for_a_gpu_and_says_why(tmp_path:
     with open_engine(b.engine(tmp_path)) as engine:
         comparer = Comparer(engine, import_model(model).model, Emulation())
         comparer.add({"x0": np.array([100, 1, 2, 3], np.float32).reshape(shape)})
-        found = comparer.comparison("m.onnx")
-    assert found.gap is None
-    assert any("gives integers to the model's output" in note for note in found.notes)
-    (row,) = [row for row in found.nodes if row.op == "Conv"]
+        comparison = comparer.comparison("m.onnx")
+    assert comparison.gap is None
+    assert any("gives integers to the model's output" in note for note in comparison.notes)
+    (row,) = [row for row in comparison.nodes if row.op == "Conv"]
     assert row.gpu is not None
     assert row.gpu.sqnr_db < 5  # the graph of the engine clips 100 to 12.7
 
@@ -335,11 +335,11 @@ def fuzz(seed: int, folder: Path) -> bool:
         comparer = Comparer(engine, graph, Emulation())
         for number, sample in enumerate(samples):
             comparer.add(sample, f"picture {number}")
-        found = comparer.comparison(str(model))
+        comparison = comparer.comparison(str(model))
     tensors = [str(v.name) for node in graph.graph for v in node.outputs]
     runner = ActivationRunner(graph, [*tensors, *samples[0]])
-    check_comparison(found, [runner(sample) for sample in samples])
-    return found.dla_segments > 0
+    check_comparison(comparison, [runner(sample) for sample in samples])
+    return comparison.dla_segments > 0
 
 
 # A tensor of the last two counts twice a sample on the DLA, which once took it for two samples.

@@ -43,11 +43,11 @@ def _rows(**changes):
 def test_closeness_is_that_of_all_images_together():
     rng = np.random.default_rng()
     exact = [rng.normal(size=(1, 7)).astype(np.float32) * scale for scale in (1, 10, 100)]
-    found = [one + rng.normal(size=one.shape).astype(np.float32) for one in exact]
-    cosine, sqnr_db = closeness(exact, found)
+    results = [one + rng.normal(size=one.shape).astype(np.float32) for one in exact]
+    cosine, sqnr_db = closeness(exact, results)
     pairs = [
         (float(y), float(z))
-        for one, other in zip(exact, found, strict=True)
+        for one, other in zip(exact, results, strict=True)
         for y, z in zip(one.flat, other.flat, strict=True)
     ]
     signal = math.fsum(y * y for y, _ in pairs)

@@ -112,8 +112,8 @@ def test_every_tensor_of_a_model_is_shown(files: Files, tmp_path: Path) -> None:
     path = tmp_path / "all.npz"
     run(files[0], "--all", "--save", path)
     (sample,) = load_samples(path)
-    made = {name for node in onnx.load(files[0]).graph.node for name in node.output}
-    assert set(sample) == made
+    outputs = {name for node in onnx.load(files[0]).graph.node for name in node.output}
+    assert set(sample) == outputs
 
 
 @pytest.mark.parametrize(

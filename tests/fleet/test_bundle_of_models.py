@@ -218,9 +218,11 @@ def test_engines_for_two_profiles_are_refused(folder: Path, tmp_path: Path) -> N
     build_engine(
         shade_model(tmp_path / "s.onnx"), "orin-nano-8gb", tmp_path / "shade.engine", options
     )
-    said = refused(folder, tmp_path, tmp_path / "shade.engine", "--pipeline", folder / "yard.toml")
-    assert "is an engine for laptop, and" in said
-    assert "one for orin-nano-8gb: build all engines of a bundle for one profile" in said
+    message = refused(
+        folder, tmp_path, tmp_path / "shade.engine", "--pipeline", folder / "yard.toml"
+    )
+    assert "is an engine for laptop, and" in message
+    assert "one for orin-nano-8gb: build all engines of a bundle for one profile" in message
 
 
 def test_a_single_model_needs_no_engine_on_the_command_line(folder: Path, tmp_path: Path) -> None:

@@ -133,11 +133,11 @@ def test_a_bundle_that_nobody_has_ends_the_download_with_a_sentence(
     with Watcher(broker.port) as watcher, chunk_server(tmp_path / "targets", broker.port):
         ask_for(watcher, release_of(bundle), "lost")
         update = result(watcher, "lost")
-        asked = len(watcher.drain().requests)
+        count = len(watcher.drain().requests)
     assert update.phase == "refused"
     assert "does not have the bundle" in update.reason
     assert "publish it again" in update.reason
-    assert asked < 10
+    assert count < 10
 
 
 def test_a_broker_of_mqtt_3_has_several_servers_too(tmp_path: Path) -> None:

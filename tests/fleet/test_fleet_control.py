@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_server_fixtures import PROFILE, device_row, release, report
+from fleet_server_fixtures import PROFILE, device_row, release, report, write_fleet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgresql_fixtures import postgresql
 from rich.console import Console
+from store_fixtures import all_devices
 
 from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Measured, encode
 from device.protocol.mqtt import LinkDown, LinkUp, Message
@@ -31,7 +32,6 @@ from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.server.views import device_views, rollout_views
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
-from toolkit.fleet.store.devices import load_devices
 
 
 def test_a_rollout_is_kept_by_postgresql_too(tmp_path: Path) -> None:
@@ -126,7 +126,11 @@ def test_what_was_kept_before_a_kill_is_sent_after_it(store: Database) -> None:
     bench.start(spec_of("a"))
     bench.control.advance({})  # kept, and killed before anything was sent
     bench.restart()
-    assert sorted(bench.control.desired) == ["d0", "d1", "d2"]  # which a new connection sends
+    assert sorted(row.device for row in bench.control.documents_after("")) == [
+        "d0",
+        "d1",
+        "d2",
+    ]  # which a new connection sends
     assert bench.round() == []  # and nothing is made a second time
     order(store, 1, "pause", "ana")
     bench.restart()
@@ -227,6 +231,47 @@ def test_documents_are_renewed_before_they_expire(
     assert bench.round() == []
 
 
+def test_more_documents_than_a_statement_has_are_renewed_and_said_again(
+    store: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rollouts, "_BATCH", 2)
+    bench = Bench(store, 5)
+    monkeypatch.setattr(control_module, "EXPIRES_S", -10.0)
+    bench.start(spec_of("a"))
+    names = [f"d{n}" for n in range(5)]
+    assert sorted(bench.round()) == names
+    monkeypatch.setattr(control_module, "EXPIRES_S", 1000.0)
+    assert sorted(name for _ in range(3) for name in bench.round()) == names
+    assert bench.round() == []
+    server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
+    link = Crowded(room=3)
+    server._events.put(LinkUp(1, "5"))
+    server._round(bench.control, link)
+    assert list(link.taken) == names[:3]  # it has no room for more
+    label_device(store, "d4", ["site=lab"], "ana")
+    bench.start(spec_of("b"))
+    link.room = 100
+    server._round(bench.control, link)
+    assert sorted(link.taken) == names
+    assert link.taken == {row.device: row.document for name in ("", "d1", "d3")
+        for row in bench.control.documents_after(name)}  # fmt: skip
+
+
+class Crowded:
+    """Takes so many messages, and keeps the last of each device."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.taken: dict[str, str] = {}
+
+    def publish(self, topic: str, payload: bytes, **_rest: object) -> bool:
+        if self.room == 0:
+            return False
+        self.room -= 1
+        self.taken[topic.split("/")[-2]] = payload.decode()
+        return True
+
+
 def test_a_document_that_is_due_for_renewal_gives_way_to_a_new_release(
     store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,11 +316,11 @@ def test_a_server_without_its_broker_lets_no_time_pass(store: Database, tmp_path
     (tmp_path / "fleet.toml").write_text('name = "f"\n[broker]\nhost = "127.0.0.1"\n')
     server = FleetServer(load_fleet(tmp_path), sign=encode, services=())
     server._round(bench.control, NoLink())
-    assert bench.control.desired == {}
+    assert bench.control.documents_after("") == []
     up = LinkUp(1, "5")
     server._events.put(up)
     server._round(bench.control, NoLink())
-    assert set(bench.control.desired) == {"d0"}
+    assert [row.device for row in bench.control.documents_after("")] == ["d0"]
     kinds = [msgspec.json.decode(text)["event"] for text in log.events_of(store, 1)]
     assert kinds == ["started", "reconnected", "tick"]
     for event in (LinkDown("gone"), up):  # too short to make anybody late
@@ -363,7 +408,7 @@ def test_a_server_whose_lease_was_taken_keeps_and_sends_nothing(store: Database)
     with pytest.raises(RolloutError, match="another server has taken over"):
         bench.round()
     assert log.verify(store).rows == rows
-    assert rollouts.load_desired(store) == {}
+    assert rollouts.desired_page(store) == []
 
 
 def test_the_plan_says_whom_it_does_not_fit_before_anything_is_sent(store: Database) -> None:
@@ -420,14 +465,14 @@ def test_two_operators_at_once_lose_no_labels(store: Database, tmp_path: Path) -
 
     with ThreadPoolExecutor(2) as operators:
         list(operators.map(label, ["ana", "ben"]))
-    assert len(load_devices(store)[0].labels) == 40
+    assert len(all_devices(store)[0].labels) == 40
 
 
 def test_labels_are_set_and_taken_away(store: Database) -> None:
     Bench(store, 1)
     label_device(store, "d0", ["site=lab", "group=canary"], "ana")
     label_device(store, "d0", ["site="], "ana")
-    assert load_devices(store)[0].labels == {"group": "canary"}
+    assert all_devices(store)[0].labels == {"group": "canary"}
 
 
 def act(bench: Bench, data: st.DataObject, letter: str) -> None:

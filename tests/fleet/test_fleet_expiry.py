@@ -74,9 +74,9 @@ def test_all_that_ends_is_listed_with_what_to_do(fleet: Path) -> None:
     assert {row.kind for row in rows} == set(RULES)
     assert [row.ends for row in rows] == sorted(row.ends for row in rows)
     (device,) = [row for row in rows if row.kind == "device"]
-    said = sentence(device, device.ends - timedelta(days=5))
-    assert said.startswith("the device board-1 ends in 5 days, on ")
-    assert "tandem fleet identity expect board-1" in said
+    message = sentence(device, device.ends - timedelta(days=5))
+    assert message.startswith("the device board-1 ends in 5 days, on ")
+    assert "tandem fleet identity expect board-1" in message
     assert "ended on" in sentence(device, device.ends + timedelta(days=1))
     (bench := fleet.parent / "bench").mkdir(exist_ok=True)
     assert read_expiry(bench) == ()
@@ -120,5 +120,5 @@ def test_the_server_says_once_a_day_what_a_person_has_to_renew(
     with caplog.at_level(logging.WARNING, "tandem.fleet"):
         refresher._warn()
         refresher._warn()
-    said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if line.startswith("the root ends in 6 days")]) == 1
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([line for line in messages if line.startswith("the root ends in 6 days")]) == 1

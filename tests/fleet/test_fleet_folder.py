@@ -83,8 +83,8 @@ def test_from_an_empty_folder_to_signed_rollouts_and_back(
     for version in ("1", "2"):
         roll_out(fleet, make_bundle(tmp_path / "in", version=version))
     assert verify_folder(board.state_dir / "slots" / "b").version == "2"
-    said = output_of("fleet", "rollback", "--fleet", str(fleet))
-    wait_until(lambda: len(board.runs()) == 3, lambda: (said, board.log()))
+    output = output_of("fleet", "rollback", "--fleet", str(fleet))
+    wait_until(lambda: len(board.runs()) == 3, lambda: (output, board.log()))
     assert "enrolled" in output_of("fleet", "identity", "list", "--fleet", str(fleet))
 
 
@@ -93,11 +93,11 @@ def test_a_signed_release_goes_to_one_board_without_a_server(
 ) -> None:
     server.stop()
     bundle = make_bundle(tmp_path / "in")
-    said = output_of("deploy", str(bundle), "--device", board.device, "--fleet", str(fleet))
-    assert "good 1 is live on board-1" in said
+    output = output_of("deploy", str(bundle), "--device", board.device, "--fleet", str(fleet))
+    assert "good 1 is live on board-1" in output
     board.terminate()
-    said = output_of("fleet", "identity", "revoke", board.device, "--fleet", str(fleet), "--json")
-    assert '"broker_told":true,"connections_ended":true' in said
+    output = output_of("fleet", "identity", "revoke", board.device, "--fleet", str(fleet), "--json")
+    assert '"broker_told":true,"connections_ended":true' in output
     board.start()
     wait_until(lambda: "revoked" in board.log(), board.log)
 

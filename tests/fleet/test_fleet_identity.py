@@ -20,6 +20,7 @@ from pathlib import Path
 
 import paho.mqtt.client as paho
 import pytest
+from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -34,6 +35,7 @@ from device.protocol import mqtt_connection, topics
 from device.protocol.documents import encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.tls import TlsFiles
+from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.errors import FleetError
 from toolkit.fleet import authority
 from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, Authority
@@ -570,17 +572,67 @@ def test_the_claim_certificate_asks_for_certificates_and_nothing_else(fleet: Fle
     assert not [row for row in seen if b"stolen" in row]
 
 
-def test_a_revoked_id_is_never_given_again(fleet: FleetBroker, tmp_path: Path) -> None:
-    """The broker denies it by its name, and a thief's connection may still be open."""
-    certificates.expect(fleet.authority, ["gone-1"])
-    certificates.enrol(fleet.authority, "gone-1", make_request(new_key(), "gone-1"))
-    certificates.revoke_device(fleet.authority, "gone-1", fleet.files)
-    with pytest.raises(FleetError, match=r"gone-1 was revoked.*another id"):
-        certificates.expect(fleet.authority, ["fine-1", "gone-1"])
-    with pytest.raises(FleetError, match="gone-1 was revoked"):
-        certificates.issue_device(fleet.authority, "gone-1", tmp_path)
+def test_a_revoked_id_is_given_again_once_what_is_open_has_ended(
+    fleet: FleetBroker, tmp_path: Path
+) -> None:
+    """The new board works under the id; the thief's connection ends, and does not come back."""
+    old = fleet.tls("gone-1")
+    admit = ["identity", "expect", "fine-1", "gone-1", "--fleet", str(tmp_path / "fleet")]
+    write_fleet_of(fleet, tmp_path / "fleet")
+    command = write_board(fleet, tmp_path, "gone-1")
+    with Client(fleet, old) as thief:
+        thief.wait(LinkUp)
+        certificates.revoke_device(fleet.authority, "gone-1", fleet.files)
+        with pytest.raises(FleetError, match=r"gone-1 was revoked: .*identity expect gone-1"):
+            certificates.issue_device(fleet.authority, "gone-1", tmp_path)
+        done = CliRunner().invoke(fleet_command, admit, catch_exceptions=False)
+        assert done.output == "2 devices may enrol themselves, once each\n"
+        thief.wait(LinkDown)
+        with Server(fleet):
+            enrolled = subprocess.run(command, check=False, capture_output=True, text=True)
+            assert enrolled.returncode == 0, enrolled.stderr
+        new = TlsFiles(old.ca, tmp_path / "device.crt", tmp_path / "device.key")
+        topic = "fleet/v1/gone-1/reported"
+        with (
+            Client(fleet, fleet.tls(SERVER), topic, "fleet/v1/gone-1/cmd/end/1") as server,
+            Client(fleet, new) as board,
+        ):
+            server.wait(LinkUp)
+            board.wait(LinkUp)
+            thief.link.publish(topic, b"stolen", qos=1)
+            board.link.publish(topic, b"mine", qos=1, wait_s=WAIT_S)
+            server.link.publish("fleet/v1/gone-1/cmd/end/1", b"end", qos=1)
+            assert server.messages("fleet/v1/gone-1/cmd/end/1") == [f"{topic} mine".encode()]
+    with Client(fleet, old) as thief:
+        down = thief.wait(LinkDown)
+    assert isinstance(down, LinkDown)
+    assert "revoked" in down.reason, down.reason
     states = {row.device: row.state for row in certificates.identities(fleet.authority)}
-    assert (states["gone-1"], states.get("fine-1")) == ("revoked", None)
+    assert (states["gone-1"], states["fine-1"]) == ("enrolled", "expected")
+
+
+def test_a_revoked_id_is_not_given_again_while_the_broker_is_away(
+    fleet: FleetBroker, tmp_path: Path
+) -> None:
+    fleet.tls("away-1")
+    certificates.revoke_device(fleet.authority, "away-1", fleet.files)
+    write_fleet_of(fleet, tmp_path / "fleet", port=free_port())
+    admit = ["identity", "expect", "away-1", "--fleet", str(tmp_path / "fleet")]
+    with pytest.raises(FleetError, match="away-1 was revoked, and its id is not given again"):
+        CliRunner().invoke(fleet_command, admit, catch_exceptions=False)
+    states = {row.device: row.state for row in certificates.identities(fleet.authority)}
+    assert states["away-1"] == "revoked"
+    assert "user away-1\n" in (fleet.files.folder / "acl").read_text()
+
+
+def write_fleet_of(fleet: FleetBroker, folder: Path, port: int = 0) -> None:
+    """Write the folder of a fleet that has this broker, as the command line reads it."""
+    folder.mkdir()
+    (folder / "identity").symlink_to(fleet.authority.folder)
+    (folder / "broker").symlink_to(fleet.files.folder)
+    (folder / "fleet.toml").write_text(
+        f'name = "farm"\n[broker]\nhost = "127.0.0.1"\nport = {port or fleet.files.port}\n'
+    )
 
 
 def test_a_broker_of_another_account_is_not_told(

@@ -2,9 +2,7 @@
 
 import json
 import re
-import shutil
 import socket
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -14,22 +12,25 @@ from pathlib import Path
 
 import pytest
 from fleet_server_fixtures import device_row, report, wait_until, write_fleet
+from prometheus_fixtures import promtool, series_of
 from store_fixtures import answer, fleet, served, spec_of
 
 import configs
 from device.protocol.documents import StateDocument, encode
 from device.protocol.mqtt import LinkUp, Message
 from device.protocol.topics import Topics
+from pipelines.metrics import render
 from toolkit.errors import RolloutError
 from toolkit.fleet.brokers.local import free_port
 from toolkit.fleet.fleet_folder import Fleet, load_fleet
 from toolkit.fleet.server import metrics
-from toolkit.fleet.server.metrics import Meters, MetricsListener, parse_listen
+from toolkit.fleet.server.metrics import Meters, MetricsListener, ServerFigures, parse_listen
 from toolkit.fleet.server.operations import make_plan, order, start_rollout
 from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices
+from toolkit.fleet.web.meters import Meters as WebMeters
 
 MONITORING = Path(configs.__file__).parent / "monitoring"
 ALERTS = MONITORING / "fleet_alerts.yaml"
@@ -48,8 +49,14 @@ def store(fleet_folder: Fleet) -> Iterator[Database]:
 
 
 @pytest.fixture
-def listener(fleet_folder: Fleet) -> Iterator[MetricsListener]:
-    listener = MetricsListener(fleet_folder, Meters(), ("127.0.0.1", 0))
+def meters() -> Meters:
+    return Meters()
+
+
+@pytest.fixture
+def listener(fleet_folder: Fleet, meters: Meters) -> Iterator[MetricsListener]:
+    figures = ServerFigures(fleet_folder, meters)
+    listener = MetricsListener(figures.read, ("127.0.0.1", 0))
     listener.start()
     yield listener
     listener.close()
@@ -61,22 +68,6 @@ def scrape(listener: MetricsListener, host: str = "") -> str:
         request.add_header("Host", host)
     with urllib.request.urlopen(request, timeout=10.0) as response:
         return str(response.read().decode())
-
-
-def series_of(text: str) -> dict[str, float]:
-    rows = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in rows}
-
-
-def promtool(*words: str, stdin: str = "") -> str:
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is not installed (Debian's package prometheus)")
-    done = subprocess.run(
-        [program, *words], input=stdin, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def fill(store: Database) -> None:
@@ -94,11 +85,13 @@ def fill(store: Database) -> None:
     control.advance({})
 
 
-def test_what_prometheus_reads_is_the_fleet(store: Database, listener: MetricsListener) -> None:
+def test_what_prometheus_reads_is_the_fleet(
+    store: Database, listener: MetricsListener, meters: Meters
+) -> None:
     fill(store)
-    listener._meters.count("beat")
-    listener._meters.delay.observe(0.02, times=3)
-    listener._meters.delay.observe(99.0)
+    meters.count("beat")
+    meters.delay.observe(0.02, times=3)
+    meters.delay.observe(99.0)
     text = scrape(listener)
     assert promtool("check", "metrics", stdin=text) == ""
     series = series_of(text)
@@ -134,12 +127,12 @@ def test_a_hostile_fleet_makes_no_endless_series(
 
 
 def test_figures_are_for_this_machine_and_outlive_the_store(
-    store: Database, fleet_folder: Fleet, listener: MetricsListener
+    store: Database, fleet_folder: Fleet, listener: MetricsListener, meters: Meters
 ) -> None:
     with pytest.raises(urllib.error.HTTPError, match="421"):
         scrape(listener, host="evil.example")
     with pytest.raises(RolloutError, match="cannot listen for metrics on"):
-        MetricsListener(fleet_folder, Meters(), ("127.0.0.1", listener.port))
+        MetricsListener(ServerFigures(fleet_folder, meters).read, ("127.0.0.1", listener.port))
     with store.write():
         store.run("UPDATE settings SET value = 99 WHERE name = 'schema'")
     series = series_of(scrape(listener))
@@ -187,9 +180,12 @@ RECORDED = {
     'tandem_fleet_lease_holder{instance="a"}': "0x10",
     'tandem_fleet_lease_holder{instance="b"}': "0x10",
     'tandem_fleet_events_total{kind="beat"}': "0+60x10",
+    'tandem_fleet_web_requests_total{kind="page",code="200"}': "0+30x10",
+    'tandem_fleet_web_viewers{instance="a"}': "3x10",
+    'tandem_fleet_web_viewers{instance="b"}': "4x10",
     **{
         f'tandem_fleet_{name}_seconds_bucket{{le="{bound}"}}': f"0+{count}x10"
-        for name in ("event_delay", "store")
+        for name in ("event_delay", "store", "web_request")
         for bound, count in (("0.1", 0), ("0.3", 60), ("+Inf", 60))
     },
 }
@@ -212,11 +208,15 @@ VALUES = {
     },
     "sum by (rollout, phase) (tandem_fleet_rollout_devices)": {'{rollout="2", phase="live"}': 12},
     "sum by (kind) (rate(tandem_fleet_events_total[5m]))": {'{kind="beat"}': 1},
+    "sum by (kind, code) (rate(tandem_fleet_web_requests_total[5m]))": {
+        '{kind="page", code="200"}': 0.5
+    },
+    "sum(tandem_fleet_web_viewers)": {"{}": 7},
     **{
         f"histogram_quantile(0.95, sum by (le) (rate(tandem_fleet_{name}_seconds_bucket[5m])))": {
             "{}": 0.29
         }
-        for name in ("event_delay", "store")
+        for name in ("event_delay", "store", "web_request")
     },
 }
 FIRING = {
@@ -242,6 +242,54 @@ ALERT_LABELS = {
 def expressions() -> list[str]:
     document = json.loads(DASHBOARD.read_text())
     return [target["expr"] for panel in document["panels"] for target in panel["targets"]]
+
+
+def test_grafana_knows_all_that_the_dashboard_says() -> None:
+    """Its own types read the dashboard, and what they do not know would be lost."""
+    pytest.importorskip("grafana_foundation_sdk", reason="needs Python 3.11")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    document = json.loads(DASHBOARD.read_text())
+    known = json.loads(JSONEncoder().encode(Dashboard.from_json(document)))
+    assert lost(document, known) == []
+    document["panels"][0]["fieldConfig"]["defaults"]["unitt"] = "s"
+    known = json.loads(JSONEncoder().encode(Dashboard.from_json(document)))
+    assert lost(document, known) == ["/panels/0/fieldConfig/defaults/unitt"]
+
+
+def lost(said: object, known: object, path: str = "") -> list[str]:
+    """The places where a document says what another one does not."""
+    if isinstance(said, dict) and isinstance(known, dict):
+        return [place for key in said for place in lost(said[key], known.get(key), f"{path}/{key}")]
+    if isinstance(said, list) and isinstance(known, list) and len(said) == len(known):
+        return [
+            place
+            for number, pair in enumerate(zip(said, known, strict=True))
+            for place in lost(*pair, f"{path}/{number}")
+        ]
+    return [] if said == known else [path]
+
+
+def test_panels_have_ids_places_and_the_one_datasource() -> None:
+    document = json.loads(DASHBOARD.read_text())
+    assert document["schemaVersion"] == 39  # Grafana 10.4 and later bring it up to date
+    (variable,) = document["templating"]["list"]
+    assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
+    panels = document["panels"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    source = {"type": "prometheus", "uid": f"${{{variable['name']}}}"}
+    assert all(panel["datasource"] == source for panel in panels)
+    places = [
+        (place["x"] + x, place["y"] + y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["w"])
+        for y in range(place["h"])
+    ]
+    assert len(places) == len(set(places))  # none covers another
+    assert max(x for x, _ in places) < 24  # the grid's columns
 
 
 def names_in(texts: object) -> set[str]:
@@ -290,11 +338,13 @@ def test_every_expression_has_its_value_and_every_alert_fires(tmp_path: Path) ->
     promtool("test", "rules", str(test_file))
 
 
-def test_what_they_ask_for_is_what_a_server_says(
+def test_what_they_ask_for_is_what_a_server_and_a_page_say(
     store: Database, listener: MetricsListener
 ) -> None:
     fill(store)
-    text = scrape(listener)
+    web = WebMeters()
+    web.count("GET", "/", 200, 0.01)
+    text = scrape(listener) + render(web.read(viewers=1, changed_s=0.0))
     asked = names_in(expressions()) | names_in(re.findall("expr: (.*)", ALERTS.read_text()))
     assert asked <= names_in(series_of(text))
     assert {name.partition("{")[0] for name in RECORDED} <= names_in(series_of(text))

@@ -4,13 +4,15 @@ the log."""
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from fleet_server_fixtures import device_row, report, write_fleet
-from store_fixtures import BEAT_S, EAR, NOW_S, answer, fleet, served, spec_of
+from fleet_server_fixtures import device_row, release, report, write_fleet
+from store_fixtures import BEAT_S, EAR, NOW_S, all_devices, answer, fleet, served, spec_of
 
 from device.protocol.documents import (
     Beat,
@@ -62,6 +64,43 @@ def presence_of(row: DeviceRow, ear: Ear) -> str:
     verdict = row.liveness(ear)
     is_late = verdict == "alive" and abs(ear.until_s - row.heard_s) > 0.9 * row.beat_s
     return {"alive": "late" if is_late else "online", "no_beat": "online"}.get(verdict, verdict)
+
+
+def test_a_plan_sees_devices_as_their_documents_are(filled: Database) -> None:
+    for ear in (EAR, Ear(NOW_S - 10.0, NOW_S), Ear(NOW_S, NOW_S)):
+        expected = [target for row in all_rows(filled) if (target := row.target(ear))]
+        assert queries.load_targets(filled, ear) == [
+            replace(one, facts=msgspec.structs.replace(one.facts, labels={}, bundles=()))
+            for one in expected
+        ]
+
+
+def test_a_plan_reads_the_documents_of_full_devices_alone(
+    filled: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two full devices has the release in a slot, so that it needs no room."""
+    full = DeviceFacts(free_mb=1, bundles=("c" * 64,))
+    large = msgspec.structs.replace(
+        release("c"), blob=msgspec.structs.replace(release("c").blob, bytes=10**9)
+    )
+    rows = [
+        device_row("x0", report(facts=full)),
+        device_row("x1", report(facts=DeviceFacts(free_mb=1))),
+    ]
+    with filled.write():
+        devices.save_devices(filled, rows)
+    read: list[str] = []
+    load = queries.load_rows
+    monkeypatch.setattr(
+        queries, "load_rows", lambda store, ids: (read.extend(ids), load(store, ids))[1]
+    )
+    plan = operations.make_plan(filled, spec_of("c", release=large))
+    assert [group.devices for group in plan.groups] == [("x0",)]
+    assert plan.unsigned == ("x0",)
+    assert next(row for row in plan.unfit if row.device == "x1").reasons == (
+        "it has 1 MB free, the release takes 1908 MB to install",
+    )
+    assert {"x0", "x1"} <= set(read) < {row.id for row in all_devices(filled)}
 
 
 def test_presence_is_judged_as_the_pure_function_does(filled: Database) -> None:
@@ -305,6 +344,39 @@ def test_a_list_says_when_a_rollout_begins_and_its_window(store: Database) -> No
     assert rollout_views(store)[0].groups[0].phases == {"skipped": 3}
 
 
+def test_a_scheduled_rollout_has_its_devices_from_its_start_on(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = served(store)
+    first, second = spec_of("a"), spec_of("b", start_s=4e9)
+    for spec in (first, second):
+        operations.start_rollout(store, spec, operations.make_plan(store, spec), Path("/n"), "ana")
+    sent = control.advance({})
+    assert {row.rollout for row in sent} == {1}
+    answer(control, 1, "a", "d0")
+    control = Control(store, "me")  # and after a restart
+    answer(control, 1, "a", "d1")
+    control.advance({"d9": device_row("d9")})  # it appears meanwhile
+    views = {view.number: view for view in rollout_views(store)}
+    assert views[1].groups[0].phases == {"live": 2, "sent": 2}
+    assert (views[2].status, views[2].groups[0].phases) == ("scheduled", {"pending": 3})
+    assert [(row.rollout, row.phase) for row in device_views(store)] == [
+        (1, "live"), (1, "live"), (1, "sent"), (1, "sent")
+    ]  # fmt: skip
+    monkeypatch.setattr(store, "now_s", lambda: 4e9)
+    sent = control.advance({})  # and what is old by then is renewed
+    assert {row.device for row in sent if row.rollout == 2} == {"d0", "d1", "d2"}
+    views = {view.number: view for view in rollout_views(store)}
+    assert views[1].groups[0].phases == {"timed_out": 1, "superseded": 3}
+    assert [row.rollout for row in device_views(store)] == [2, 2, 2, 1]
+    assert control.states[2].devices["d0"].previous == "a" * 64  # what it runs by now
+    again = Control(store, "me")
+    assert again.states == control.states
+    operations.order(store, 2, "rollback", "ana")
+    undone = {row.device: row.sha256 for row in control.advance({})}
+    assert undone["d0"] == "a" * 64
+
+
 def test_a_device_leaves_the_fleet_and_comes_again_under_its_id(
     store: Database, tmp_path: Path
 ) -> None:
@@ -391,12 +463,32 @@ def test_the_archived_log_keeps_its_chain_and_its_rollouts(store: Database, tmp_
     assert Control(store, "me").states == control.states
     texts = [entry.text for entry in history_of(store, "d2")]
     assert texts == ["runs the release"]
-    assert rollouts.started_by(store, number) == ""
+    assert rollouts.started_by(store, number) == "ana"  # who may not approve it
     with pytest.raises(RolloutError, match=r"log\.jsonl is there"):
         operations.archive_log(store, archive, keep_s=-1.0, who="ana")
     second = operations.archive_log(store, tmp_path / "2.jsonl", keep_s=-1.0, who="ana")
     assert second == log.verify(store).checkpoint - archived
     assert operations.archive_log(store, tmp_path / "3.jsonl", keep_s=3600.0, who="ana") == 0
+
+
+def test_an_archive_that_fails_leaves_no_file_and_loses_no_row(
+    store: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = served(store)
+    operations.label_device(store, "d0", ["a=b"], "ana")
+    control.advance({})
+    before = log.verify(store)
+    rows = log.archive_until
+
+    def broken(*arguments: Any) -> Iterator[log.LogRow]:
+        yield next(iter(rows(*arguments)))
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(log, "archive_until", broken)
+    with pytest.raises(RolloutError, match="cannot be written: No space left"):
+        operations.archive_log(store, tmp_path / "log.jsonl", keep_s=-1.0, who="ana")
+    assert list(tmp_path.glob("*log*")) == []
+    assert log.verify(store) == before
 
 
 def test_what_no_checkpoint_covers_cannot_be_deleted(store: Database, tmp_path: Path) -> None:
@@ -494,7 +586,7 @@ def write_old_store(url: str, folder: Path, version: int) -> None:
 def test_an_older_store_is_brought_up_to_date(url: str, tmp_path: Path, version: int) -> None:
     write_old_store(url, tmp_path, version)
     store = open_database(url, tmp_path)
-    first, second = devices.load_devices(store)
+    first, second = all_devices(store)
     assert (first.id, first.heard_s, first.labels) == ("d0", 5.0, {"group": "canary"})
     assert (second.id, second.reported) == ("d1", None)
     view = device_view(store, "d0")
@@ -514,6 +606,21 @@ def test_an_older_store_is_brought_up_to_date(url: str, tmp_path: Path, version:
     served(store, ("d0",))
     store.close()
     open_database(url, tmp_path).close()  # and once more
+
+
+def test_a_store_of_version_3_is_told_who_takes_unsigned_releases(url: str, tmp_path: Path) -> None:
+    store = open_database(url, tmp_path)
+    signed = msgspec.structs.replace(report(facts=DeviceFacts(module='"dev":true')), dev=False)
+    with store.write():
+        devices.save_devices(store, [device_row("d0", report()), device_row("d1", signed)])
+        store.run("ALTER TABLE devices DROP COLUMN dev")
+        store.run("DROP INDEX desired_expires")
+        store.run("UPDATE settings SET value = 3 WHERE name = 'schema'")
+    store.close()
+    store = open_database(url, tmp_path)
+    assert store.rows("SELECT id, dev FROM devices ORDER BY id") == [("d0", 1), ("d1", 0)]
+    assert rollouts.first_expiry(store) == float("inf")
+    store.close()
 
 
 def test_a_migration_that_fails_leaves_the_older_store(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from store_fixtures import all_devices
 
 from device.protocol.documents import (
     BlobSpec,
@@ -129,7 +130,7 @@ def test_devices_keep_the_operators_labels_when_they_report(store: Database) -> 
         devices.set_labels(store, "d1", {"site": "field"})
     with store.write():
         devices.save_devices(store, [replace(row, heard_s=6.0)])
-    (first, second) = devices.load_devices(store)
+    (first, second) = all_devices(store)
     assert (first.id, first.target(EAR)) == ("d0", None)
     target = second.target(EAR)
     assert target is not None
@@ -164,7 +165,7 @@ def test_desired_documents_are_one_a_device(store: Database) -> None:
     for counter in (7, 8):
         with store.write():
             rollouts.save_desired(store, [replace(row, counter=counter, undo=counter == 8)])
-    assert rollouts.load_desired(store) == {"d0": replace(row, counter=8, undo=True)}
+    assert rollouts.desired_page(store) == [replace(row, counter=8, undo=True)]
 
 
 def test_one_server_holds_the_lease_and_the_next_takes_over(
@@ -274,7 +275,7 @@ def test_a_store_of_another_tandem_is_refused(tmp_path: Path) -> None:
     open_database("sqlite:///fleet.db", tmp_path).close()
     with sqlite3.connect(tmp_path / "fleet.db") as other:
         other.execute("UPDATE settings SET value = 99 WHERE name = 'schema'")
-    with pytest.raises(RolloutError, match="has the schema 99, this Tandem reads 3"):
+    with pytest.raises(RolloutError, match="has the schema 99, this Tandem reads 4"):
         open_database("sqlite:///fleet.db", tmp_path)
 
 

@@ -3,6 +3,7 @@
 import io
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from fleet_server_fixtures import device_row, release, report, write_fleet
 from mqtt_fixtures import AgentBox, Mosquitto, Watcher
 from rich.console import Console
+from store_fixtures import all_devices
 
 from device.agent.reporter import COUNTERS_A_STRETCH, ReportCounter
 from device.protocol import documents
@@ -36,6 +38,7 @@ from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.liveness import Ear, Voice, judge, outages, place_of
 from toolkit.fleet.rollout.machine import replay, step
 from toolkit.fleet.rollout.targets import Target
+from toolkit.fleet.server import device_cache
 from toolkit.fleet.server.control import Control
 from toolkit.fleet.server.operations import make_plan, start_rollout
 from toolkit.fleet.server.serve import FleetServer
@@ -43,7 +46,7 @@ from toolkit.fleet.server.silence import Watch, sentence
 from toolkit.fleet.server.views import device_views, read_outages, rollout_views
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database, open_database
-from toolkit.fleet.store.devices import load_devices, save_devices, save_ear
+from toolkit.fleet.store.devices import save_devices, save_ear
 
 BEAT_S = 100.0
 TOPICS = Topics("d0")
@@ -107,15 +110,15 @@ def test_a_site_that_falls_silent_is_one_event() -> None:
 def test_an_outage_is_said_once_when_an_interval_is_over() -> None:
     watch = Watch()
     watch.begin(0.0)
-    rows = [replace(device_row(f"d{n}", report(beat_s=10.0)), heard_s=float(n)) for n in range(8)]
+    rows = [Voice(f"d{n}", float(n), 10.0, "") for n in range(8)]
     fallen: set[str] = set()
-    said = []
+    messages = []
     for second in range(60):
         watch.caught_up(float(second))
         fallen |= watch.fallen_silent(rows)
-        said += [(second, text) for text in watch.news(rows)]
+        messages += [(second, text) for text in watch.news(rows)]
     assert len(fallen) == 8
-    assert [(second, "8 of 8 devices" in text) for second, text in said] == [(21, True)]
+    assert [(second, "8 of 8 devices" in text) for second, text in messages] == [(21, True)]
     assert watch.take("d3")
     assert not watch.take("d3")
 
@@ -286,7 +289,7 @@ def test_a_restart_of_the_server_renews_nothing(store: Database, tmp_path: Path)
     heard_s = control.devices["d0"].heard_s
     server, control = served(store, tmp_path)
     hear(server, control, told(5, retained=True))
-    assert control.devices["d0"].heard_s == heard_s == load_devices(store)[0].heard_s
+    assert control.devices["d0"].heard_s == heard_s == all_devices(store)[0].heard_s
 
 
 @pytest.mark.parametrize(
@@ -356,11 +359,40 @@ def test_a_flood_of_one_device_does_not_hide_that_others_are_silent(
 def test_beats_are_kept_with_the_lease_and_cost_no_round(store: Database, tmp_path: Path) -> None:
     server, control = served(store, tmp_path)
     hear(server, control, told(5))
-    kept = load_devices(store)[0]
+    kept = all_devices(store)[0]
     hear(server, control, Message(TOPICS.beat, encode(Beat(counter=9))))
-    assert load_devices(store)[0] == kept  # no transaction of its own
-    assert server._beaten == {"d0"}
+    assert all_devices(store)[0] == kept  # no transaction of its own
+    assert set(control.devices.unsaved) == {"d0"}
     assert control.devices["d0"].beat == 9
+
+
+def test_a_server_reads_the_documents_of_those_it_hears_alone(
+    store: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, control = served(store, tmp_path)
+    monkeypatch.setattr(device_cache, "MAX_ROWS", 2)
+    with store.write():
+        save_devices(
+            store, [device_row(f"d{n}", report(beat_s=BEAT_S, counter=3)) for n in range(9)]
+        )
+    read = Counter[str]()
+    load = device_cache.load_device
+    monkeypatch.setattr(
+        device_cache, "load_device",
+        lambda database, device: (read.update([device]), load(database, device))[1],
+    )  # fmt: skip
+    control = Control(store, "me")
+    assert (set(control.devices), read) == ({f"d{n}" for n in range(9)}, Counter())
+    hear(server, control, LinkUp(1, "5"))
+    for number, name in enumerate(("d0", "d1", "d2", "d3", "d3"), 5):
+        hear(server, control, Message(Topics(name).beat, encode(Beat(counter=number))))
+    assert read == {"d0": 1, "d1": 1, "d2": 1, "d3": 1}
+    with store.write():
+        control.devices.save_beats()
+    assert [control.devices[f"d{n}"].beat for n in range(4)] == [5, 6, 7, 9]  # none was forgotten
+    assert len(control.devices._rows) == 2
+    hear(server, control, Message(Topics("d1").beat, encode(Beat(counter=6))))
+    assert "d1" not in control.devices.unsaved  # it was said before, which the store tells
 
 
 def test_a_silent_device_is_no_live_one_until_it_is_heard(store: Database, tmp_path: Path) -> None:

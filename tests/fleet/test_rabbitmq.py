@@ -279,6 +279,12 @@ def test_a_revoked_device_is_shut_out_while_the_broker_runs(
     assert "revoked" in down.reason, down.reason
     with agent_of(node, "board-2", "fleet/v1/board-2/desired") as other:
         other.wait(LinkUp)
+    server = LinkSettings("127.0.0.1", node.rabbit.files.port, "s", tls=node.tls(SERVER))
+    certificates.readmit(authority, ["lost-1"], node.rabbit.files, server)
+    certificates.issue_device(authority, "lost-1", node.folder / "lost-1", ("lost-1",))
+    assert certificates.update_broker(authority, node.rabbit.files)
+    with agent_of(node, "lost-1", "fleet/v1/lost-1/desired") as client:  # a new board of this id
+        client.wait(LinkUp)
 
 
 def test_a_broker_that_does_not_run_here_is_not_told(
@@ -367,8 +373,8 @@ def enrolled(base: Path, fleet: Path, number: int, port: int) -> AgentBox:
     files = 'tls = {ca = "trust/ca.crt", certificate = "device.crt", key = "device.key"}'
     lines = box.config.read_text().splitlines()
     box.config.write_text("\n".join(files if "tls =" in line else line for line in lines))
-    said = output_of("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
-    assert "rabbitmqctl" not in said  # the broker was told
+    output = output_of("fleet", "identity", "expect", box.device, "--fleet", str(fleet))
+    assert "rabbitmqctl" not in output  # the broker was told
     claim = fleet / "identity" / CLAIM
     command = [sys.executable, "-m", "device.agent", "enrol", "--config", str(box.config)]
     keys = ["--claim", f"{claim}.crt", "--claim-key", f"{claim}.key"]

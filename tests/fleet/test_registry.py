@@ -152,10 +152,10 @@ def test_layers_carry_the_names_under_which_other_clients_write_them(
         reference = f"oci://{host}/titles/robot:{piece_bytes}"
         assert run("bundle", "push", bundle, reference, "--plain-http").exit_code == 0
         url = f"http://{host}/v2/titles/robot"
-        asked = Request(f"{url}/manifests/{piece_bytes}", headers={"Accept": MANIFEST_TYPE})
+        request = Request(f"{url}/manifests/{piece_bytes}", headers={"Accept": MANIFEST_TYPE})
         folder = tmp_path / str(piece_bytes)
         folder.mkdir()
-        with urlopen(asked) as answer:
+        with urlopen(request) as answer:
             layers = json.load(answer)["layers"]
         for layer in layers:
             with urlopen(f"{url}/blobs/{layer['digest']}") as answer:
@@ -463,10 +463,10 @@ def test_a_line_that_is_cut_while_tls_begins_is_tried_again(
 
 def test_a_host_that_a_registry_sends_on_to_gets_no_password() -> None:
     """Neither at once, nor where it asks for one, nor at the token server that it names."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     def storage(_: str, path: str) -> tuple[int, dict[str, str], bytes]:
-        asked.append(path)
+        requests.append(path)
         if path.startswith("/token"):
             return 200, {}, b'{"token": "t"}'
         return 401, {"WWW-Authenticate": f'Bearer realm="http://{spoken.host}/token"'}, b""
@@ -479,7 +479,7 @@ def test_a_host_that_a_registry_sends_on_to_gets_no_password() -> None:
         client = RegistryClient(reference, Credentials(USER, PASSWORD), plain_http=True)
         with pytest.raises(RegistryError, match="does not let 'robot' do this"):
             resolve(client)
-    assert asked == ["/v2/a/manifests/1"]
+    assert requests == ["/v2/a/manifests/1"]
     assert not any("Authorization" in headers for headers in spoken.headers)
 
 

@@ -226,6 +226,16 @@ def test_approval_is_asked_for_after_each_group_but_the_last() -> None:
     assert run.state.status == "finished"
 
 
+def test_who_resumes_a_rollout_does_not_approve_it() -> None:
+    run = Run(spec(approval=True, max_failures=v.Limit(percent=100.0)), 2, 1)
+    run.answer(True, "d0")
+    run.answer(False, "d1")
+    assert (run.state.status, run.state.cause) == ("paused", "group")
+    assert run.order("resume") == []
+    assert run.state.status == "approval"
+    assert run.order("approve") == ["d2"]
+
+
 def test_a_group_that_has_passed_is_watched_before_the_next_begins() -> None:
     run = Run(spec(soak_s=1800.0), 1, 1)
     assert run.answer(True, "d0") == []
@@ -262,6 +272,18 @@ def test_a_watch_is_without_a_break(events: tuple[v.Event, ...], after_s: float 
     else:
         assert run.wait(after_s - 1.0) == []
         assert run.wait(1.0) == ["d1"]
+
+
+def test_a_watch_stops_while_the_rollout_is_paused() -> None:
+    run = Run(spec(soak_s=1800.0), 1, 1)
+    run.answer(True, "d0")
+    for _ in range(2):
+        run.wait(600.0)
+        run.order("pause")
+        assert run.wait(10_000.0) == []
+        assert run.order("resume") == []
+    assert run.wait(599.0) == []
+    assert run.wait(1.0) == ["d1"]
 
 
 def test_approval_is_asked_for_when_the_watch_is_over() -> None:

@@ -80,12 +80,12 @@ def test_it_is_valid_and_names_all_that_the_bundle_is_made_of(bundle: Path) -> N
         assert package["licenses"] == [{"license": {"id": PACKAGES[name]}}]
     release = document["metadata"]["component"]
     assert release["licenses"] == [{"expression": "Apache-2.0 OR MIT"}]
-    said = properties(release)
-    assert said["tandem:requires:memory_mb"] == "500"
+    message = properties(release)
+    assert message["tandem:requires:memory_mb"] == "500"
     measured = {row.name: row.value for row in source.measured or ()}
     assert measured
-    assert {name: float(said[f"tandem:metric:{name}"]) for name in measured} == measured
-    assert "INT8 against FP32" in said["tandem:measured-by:sqnr_db"]
+    assert {name: float(message[f"tandem:metric:{name}"]) for name in measured} == measured
+    assert "INT8 against FP32" in message["tandem:measured-by:sqnr_db"]
     assert rows["board:onnxruntime"]["scope"] == "optional"
     edges = {row["ref"]: set(row.get("dependsOn", ())) for row in document["dependencies"]}
     assert {"file:model.engine", "file:golden.npz"} <= edges["bundle"]

@@ -187,8 +187,8 @@ def test_the_server_believes_only_what_an_enrolled_device_has_signed(
         # A good one in between, or the server would say it once for both.
         for payload in (forged, told.payload, encode(sign_text(forged.decode(), [stranger]))):
             assert link.publish(TOPICS.reported, payload, qos=1, retain=True, wait_s=WAIT_S)
-        said = "is not signed by a key of the device"
-        wait_until(lambda: server.log().count(said) == 2, server.log)
+        message = "is not signed by a key of the device"
+        wait_until(lambda: server.log().count(message) == 2, server.log)
         assert view()["profile"] == "test-board"
         assert open_reported(told.payload).warning == ""
     finally:

@@ -1,8 +1,10 @@
 """The fleet's page and API: who gets in, what each role may, what is escaped, what is live."""
 
 import asyncio
+import contextlib
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,27 +16,39 @@ from urllib.parse import urlencode
 
 import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
+from fleet_server_fixtures import release as release_of_letter
 from jsonschema import Draft202012Validator
+from mqtt_fixtures import make_bundle
 from openapi_spec_validator import validate
 from starlette.requests import Request
 from web_fixtures import PASSWORD, Events, Visitor, WebProcess, add_people
 
-from device.protocol.documents import DeviceFacts
+from device.errors import BundleError
+from device.protocol.documents import DeviceFacts, Reported, decode, encode
 from toolkit.errors import FleetError, RolloutError
+from toolkit.fleet.authority import Authority
 from toolkit.fleet.client import Client
 from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
-from toolkit.fleet.server.operations import make_plan, start_rollout
-from toolkit.fleet.store import accounts, log
+from toolkit.fleet.server.history import history_of
+from toolkit.fleet.server.operations import archive_log, make_plan, start_rollout
+from toolkit.fleet.store import accounts, log, rollouts
 from toolkit.fleet.store.changes import last_change
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices, save_ear
+from toolkit.fleet.trust import certificates
+from toolkit.fleet.trust.publish import admit
+from toolkit.fleet.web import orders, store_threads
 from toolkit.fleet.web.access import RefusedError, SignInLimit, TrustedProxy, find_session
 from toolkit.fleet.web.frame import own_path
-from toolkit.fleet.web.live import Live, StoreThread, read_place, sse_message
-from toolkit.fleet.web.pages import PAGES
+from toolkit.fleet.web.live import Live, read_place, sse_message
+from toolkit.fleet.web.pages import PAGES, release
+from toolkit.fleet.web.pages.device import draw_device
 from toolkit.fleet.web.pages.rollouts import PHASES, STATUS_KINDS
+from toolkit.fleet.web.store_threads import StoreThreads
+from toolkit.fleet.web.visit import Visit
 
 LONG = "pause:" + "9" * 5000
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m'
@@ -65,9 +79,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begin_rollout(database: Database, who: str) -> int:
-    from fleet_server_fixtures import release
 
-    spec = v.RolloutSpec(key="k", release=release("d"), groups=("rest",), approval=True)
+    spec = v.RolloutSpec(key="k", release=release_of_letter("d"), groups=("rest",), approval=True)
     return start_rollout(database, spec, make_plan(database, spec), Path("app-d.bundle"), who)
 
 
@@ -259,7 +272,19 @@ def test_who_has_begun_a_rollout_does_not_approve_it(web: WebProcess, database: 
     number = begin_rollout(database, "anna (web)")
     answer = visitor(web, "anna").send("/orders", order=f"approve:{number}", back="/")
     assert answer.status == 409
-    assert "approved by somebody else" in answer.text
+    assert "somebody else approves its groups" in answer.text
+
+
+def test_who_has_begun_a_rollout_does_not_approve_it_after_the_log_was_archived_either(
+    web: WebProcess, database: Database, tmp_path: Path
+) -> None:
+    number = begin_rollout(database, "anna (web)")
+    with database.write():  # as the server does
+        rollouts.set_applied(database, log.head(database)[0])
+    archive_log(database, tmp_path / "log.jsonl", keep_s=-1.0, who="ana")
+    answer = visitor(web, "anna").send("/orders", order=f"approve:{number}", back="/")
+    assert answer.status == 409
+    assert "somebody else approves its groups" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -326,10 +351,82 @@ def test_what_a_device_says_is_text_on_every_page(web: WebProcess, path: str) ->
     assert page.scripts == ["/static/page.js"] * (answer.status == 200)
     assert page.handlers == []
     assert "<img" not in answer.text
+    assert not [c for c in answer.text if c in "\u202e\x1b"]
     assert "<b>" not in answer.text
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert "unsafe" not in answer.headers["content-security-policy"]
     assert answer.headers["cache-control"] == "no-store"
+
+
+def test_a_report_with_ten_thousand_labels_is_not_taken(
+    web: WebProcess, database: Database
+) -> None:
+    labels = {f"{number}{HOSTILE}": HOSTILE for number in range(10_000)}
+    reported = report("a", facts=DeviceFacts(labels=labels))
+    with pytest.raises(ValueError, match="length <= 64"):
+        decode(encode(reported), Reported)
+    with database.write():  # nor is it where a store has it
+        save_devices(database, [device_row("wide-1", reported)])
+    for path in ("/devices?q=wide-1", "/devices/wide-1"):
+        page = visitor(web, "vera").get(path)
+        assert page.status == 200
+        assert len(page.text) < 20_000
+    with database.write():
+        database.run("DELETE FROM devices WHERE id = 'wide-1'")
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [("rollback", "Go back to what they ran before"), ("abort", "Keep what they have")],
+)
+def test_what_takes_something_back_is_planned_first(
+    web: WebProcess, database: Database, order: str, reason: str
+) -> None:
+    number = begin_rollout(database, "cli")
+    person = visitor(web, "otto")
+    assert f'href="/rollouts/{number}/{order}"' in person.get(f"/rollouts/{number}").text
+    page = person.get(f"/rollouts/{number}/{order}").text
+    assert reason in page
+    assert "Do not get the release" in page
+    assert f'value="{order}:{number}"' in page
+    assert visitor(web, "vera").get(f"/rollouts/{number}/{order}").status == 403
+    assert person.get(f"/rollouts/{number}/dance").status == 400
+    assert person.send("/orders", order=f"{order}:{number}", back="/").status == 303
+    if order == "abort":
+        assert "takes no" in person.get(f"/rollouts/{number}/abort").text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [('{"event":"answered","at_s":1.5,"device":"d1","live":false,"reason":""}',
+      "answered: device d1, live no"),
+     ('{"device":"d1","labels":{"a":"b","c":"d"}}', "test: device d1, labels a=b c=d"),
+     ('{"event":"tick","at_s":1.5}', "tick"),
+     (f'{{"sha256":"{"a" * 64}","n":["x","y"]}}', "test: sha256 aaaaaaaaaaaa..., n x y"),
+     (f'{{"long":"{"b" * 500}"}}', "test: {")],
+)  # fmt: skip
+def test_the_audit_log_is_read_in_words(
+    web: WebProcess, database: Database, body: str, text: str
+) -> None:
+    with database.write():
+        log.append(database, [log.Note("ci", "test", body)], database.now_s())
+    row = visitor(web, "vera").get("/audit").text.partition("<tbody>")[2].partition("</tr>")[0]
+    assert f">{text}" in row
+
+
+def test_a_rollout_that_cannot_be_planned_keeps_what_was_written(
+    folder: Path, web: WebProcess
+) -> None:
+    (folder / "bundles").mkdir()
+    admit(folder, make_bundle(folder / "in"))
+    try:
+        query = {"groups": "canary,nonsense!,rest", "soak": "30m", "bundle": "f" * 64}
+        page = visitor(web, "otto").get(f"/rollouts/new?{urlencode(query)}")
+        assert page.status == 200
+        assert "the fleet has no bundle" in page.text
+        assert 'value="canary,nonsense!,rest"' in page.text
+    finally:
+        shutil.rmtree(folder / "bundles")
 
 
 @pytest.mark.parametrize(
@@ -381,6 +478,49 @@ def test_all_devices_of_a_filter_are_labelled_once_their_number_is_typed(
         re.findall(r'href="/devices/(east-\d)"', person.get("/devices?label=wing%3Deast").text)
     )
     assert listed == ({"east-1", "east-2"} if status == 303 else listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "status", "reason"),
+    [("vera", "gone-1", 403, "operator"), ("otto", "gone-2", 409, "type gone-1"),
+     ("otto", "gone-1", 303, "")],
+)  # fmt: skip
+def test_a_device_leaves_the_fleet_once_its_id_is_typed(
+    web: WebProcess, database: Database, name: str, typed: str, status: int, reason: str
+) -> None:
+    change(database, "gone-1", "a")
+    person, path = visitor(web, name), "/devices/gone-1/decommission"
+    plan = visitor(web, "otto").get(path).text
+    assert "app-a 1, and goes on with it" in plan
+    assert "it comes back as soon as it reports again" in plan
+    answer = person.send(path, typed=typed)
+    assert answer.status == status
+    assert reason in answer.text
+    page = person.get("/devices/gone-1").text
+    assert ("It has left the fleet" in page) == (status == 303)
+    if status == 303:
+        assert "decommissioned by otto (web)" in page
+        assert visitor(web, "otto").get(path).status == 404
+        assert visitor(web, "anna").send("/devices/gone-1/enrol").status == 409  # it has no keys
+
+
+def test_a_board_may_enrol_under_the_id_of_one_that_left(tmp_path: Path) -> None:
+    folder = tmp_path / "fleet"
+    make_fleet(folder, name="farm", broker="127.0.0.1:8883")
+    fleet, anna = load_fleet(folder), accounts.Account("anna", "approver")
+    with contextlib.closing(fleet.open_store()) as store:
+        change(store, "cam-1")
+        with pytest.raises(RolloutError, match="has not left the fleet"):
+            orders.let_enrol(store, fleet, anna, {"device": "cam-1"})
+        orders.leave(store, fleet, anna, {"device": "cam-1", "typed": "cam-1"})
+        for account, shown in ((anna, True), (accounts.Account("otto", "operator"), False)):
+            view = draw_device(store, fleet, Visit({"device": "cam-1"}, {}, account))
+            assert ("Let a board enrol" in view.below) == shown
+        orders.let_enrol(store, fleet, anna, {"device": "cam-1"})
+        texts = [entry.text for entry in history_of(store, "cam-1")]
+    assert texts[-1] == "may enrol anew, says anna (web)"
+    rows = certificates.identities(Authority(folder / "identity"))
+    assert {row.device: row.state for row in rows} == {"cam-1": "expected"}
 
 
 def test_a_change_arrives_within_a_second_and_nothing_is_lost_with_a_connection(
@@ -479,9 +619,11 @@ def read_to_end(stream: Events) -> None:
 
 def test_events_go_on_after_the_store_was_away(folder: Path) -> None:
     async def follow() -> None:
-        store = StoreThread(load_fleet(folder))
+        store = StoreThreads(load_fleet(folder))
         live = Live(store)
-        await store.run(Database.close)  # as a database does that is started anew
+        await asyncio.gather(  # as a database does that is started anew
+            *(store.run(Database.close) for _ in range(2 * store_threads.READERS))
+        )
         polling = asyncio.create_task(live.poll())
         assert await asyncio.wait_for(live.await_change(), 10.0)
         polling.cancel()
@@ -545,7 +687,8 @@ def test_the_document_is_valid_and_every_answer_is_as_it_says(web: WebProcess, t
      ("POST", "/rollouts/1/orders", '{"order": "approve"}', 403, "approver"),
      ("GET", f"/audit?before={10**30}", None, 400, "query"),
      ("POST", "/rollouts/plan", '{"bundle": "abc"}', 409, "no bundle"),
-     ("PATCH", "/devices/cam-1/labels", '{"changes": {"a,b": "c"}}', 409, "no label")],
+     ("PATCH", "/devices/cam-1/labels", '{"changes": {"a,b": "c"}}', 409, "no label"),
+     ("PATCH", "/devices/cam-1/labels", '{"changes": {"a=b": "c"}}', 409, "no key of a label")],
 )  # fmt: skip
 def test_the_api_says_why_not(
     web: WebProcess, token: str, method: str, path: str, body: str | None, status: int, reason: str
@@ -606,3 +749,49 @@ def test_each_page_has_a_row() -> None:
 def test_each_status_and_each_phase_has_a_colour() -> None:
     assert set(STATUS_KINDS) == set(v.STATUSES)
     assert set(PHASES) == set(get_args(v.DevicePhase))
+
+
+# -- bundles that are broken
+
+
+def test_a_bundle_that_is_missing_or_broken_is_named_and_stops_nothing(
+    folder: Path, web: WebProcess, token: str
+) -> None:
+    bundles = folder / "bundles"
+    bundles.mkdir()
+    try:
+        (bundles / f"{'e' * 64}.bundle").symlink_to(folder / "gone")
+        (bundles / f"{'f' * 64}.bundle").write_bytes(b"broken")
+        page = visitor(web, "otto").get("/rollouts/new")
+        assert page.status == 200
+        assert f"{'e' * 64}.bundle: No such file" in page.text
+        assert f"{'f' * 64}.bundle" in page.text
+        program = Visitor(web, headers={"authorization": f"Bearer {token}"})
+        assert program.get("/api/v1/bundles").text == "[]"
+    finally:
+        shutil.rmtree(bundles)
+
+
+def test_a_broken_bundle_is_unpacked_once(
+    folder: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "broken.bundle"
+    path.write_bytes(b"broken")
+    spec = release_of_letter("9")
+    with database.write():
+        rollouts.save_release(database, spec, path)
+    reads: list[Path] = []
+
+    def read(path: Path) -> None:
+        reads.append(path)
+        raise BundleError("it is broken")
+
+    monkeypatch.setattr(release, "unpacked", read)
+    visit = Visit({"sha256": spec.blob.sha256}, {}, accounts.Account("vera", "viewer"))
+    for _ in range(3):
+        view = release.draw_release(database, load_fleet(folder), visit)
+        assert "not known here: it is broken" in view.live
+    assert reads == [path]
+    path.write_bytes(b"another one")
+    release.draw_release(database, load_fleet(folder), visit)
+    assert reads == [path, path]

@@ -1,8 +1,10 @@
 """The fleet's page in a real browser, over a real broker, server and agents: a rollout that is
 planned, started, paused, approved and taken back by mouse and by keyboard alone."""
 
+import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from foreign_models import axe_script
 from mqtt_fixtures import make_bundle
 from web_fixtures import PASSWORD, WebProcess, add_people
 
+from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.store import log
 from toolkit.fleet.trust.publish import admit
 
 WAIT_S = 90.0
@@ -23,7 +27,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path_factory.mktemp("fleet"), 3)
     fleet.start()
     fleet.run("device", "label", "board-1", "group=canary")
-    for version in ("1", "2"):
+    for version in ("1", "2", "3"):
         admit(fleet.fleet, make_bundle(fleet.folder / "in", version=version))
     add_people(fleet.fleet)
     yield fleet
@@ -94,7 +98,9 @@ def test_a_rollout_is_driven_by_the_mouse(fleet: Fleet, web: WebProcess, browser
     ) else None
     wait_for(browser, text_is_there("finished"))
     browser.open(f"{web.url}/rollouts/1")
-    browser.click('button[value="rollback:1"]')
+    browser.click('a[href="/rollouts/1/rollback"]')
+    wait_for(browser, text_is_there("Go back to what they ran before"))
+    browser.click("button.dangerous")
     wait_for(browser, text_is_there("rolled back"))
     assert fleet.json("rollout", "status", "1")["status"] == "rolled_back"
 
@@ -140,7 +146,10 @@ def test_a_rollout_is_driven_by_the_keyboard_alone(
     wait_for(browser, "location.pathname.match('^/rollouts/[0-9]+$')")
     number = int(browser.evaluate("location.pathname.split('/')[2]"))
     wait_for(browser, text_is_there("finished"))
-    tab_to(browser, f"e => e.value == 'rollback:{number}'")
+    tab_to(browser, "e => e.innerText == 'Roll back...'")
+    browser.press("Enter")
+    wait_for(browser, "document.querySelector('button.dangerous')")
+    tab_to(browser, f"e => e.innerText == 'Roll back rollout {number}'")
     browser.press(" ")
     wait_for(browser, text_is_there("rolled back"))
     rows = fleet.json("rollout", "status", str(number))
@@ -156,6 +165,62 @@ def tab_to(browser: Browser, is_it: str) -> None:
             assert browser.evaluate(f"{shown}.outlineStyle") != "none"
             return
     raise AssertionError(f"no Tab leads to {is_it}")
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_rollout_loses_nothing(
+    fleet: Fleet, web: WebProcess, browser: Browser
+) -> None:
+    sign_in(browser, web, "otto")
+    browser.open(f"{web.url}/rollouts/new")
+    set_fields(browser, bundle="good 3", groups="canary,rest")
+    browser.click("form.card button")
+    wait_for(browser, text_is_there("Start on 3 devices"))
+    browser.click('form[action="/rollouts"] button')
+    wait_for(browser, text_is_there("1 sent"))  # the canary is under way
+    number = int(browser.evaluate("location.pathname.split('/')[2]"))
+    fleet.server.kill()
+    wait_for(browser, text_is_there("No server runs"))  # nobody reloads
+    for order, told in (("pause", "told to pause"), ("resume", "told to go on")):
+        browser.click(f'button[value="{order}:{number}"]')  # orders wait in the store
+        wait_for(browser, text_is_there(told))
+    fleet.server.start()
+    wait_for(browser, f"!({text_is_there('No server runs')})")
+    wait_for(browser, text_is_there("1 live"))
+    fleet.server.kill()
+    fleet.server.start()  # and once more, between the groups
+    wait_for(browser, text_is_there("finished"))
+    assert text_of(browser, ".groups").count("live") == 2
+    assert "The audit log holds" in fleet.run("audit", "verify")
+    kinds = Counter(event_kind(row) for row in audit_rows(fleet) if row.rollout == number)
+    assert kinds["started"] == 1
+    assert kinds["answered"] == 3
+    assert kinds["ordered"] == 2
+
+
+def audit_rows(fleet: Fleet) -> list[log.LogRow]:
+    with contextlib.closing(load_fleet(fleet.fleet).open_store()) as database:
+        return list(log.rows_after(database, 0))
+
+
+def event_kind(row: log.LogRow) -> str:
+    return str(json.loads(row.body)["event"]) if row.kind == log.EVENT else row.kind
+
+
+def test_a_page_says_that_it_is_old_while_its_connection_is_lost(
+    fleet: Fleet, browser: Browser
+) -> None:
+    web = WebProcess(fleet.fleet)
+    sign_in(browser, web, "vera")
+    shown = "getComputedStyle(document.querySelector('#lost')).display != 'none'"
+    time.sleep(3.0)
+    assert not browser.evaluate(shown)
+    web.process.kill()
+    web.process.wait()
+    wait_for(browser, shown)
+    again = WebProcess(fleet.fleet, port=web.port)
+    wait_for(browser, f"!({shown})")
+    again.close()
+    browser.errors.clear()  # connections that were refused
 
 
 def test_a_device_is_asked_for_the_last_lines_of_its_log(
@@ -183,7 +248,16 @@ def test_a_change_is_shown_without_loss_of_focus_or_of_what_is_typed(
     ]  # fmt: skip
 
 
-PAGES = ("/sign-in", "/", "/devices", "/devices/board-0", "/rollouts", "/rollouts/new", "/audit")
+PAGES = (
+    "/sign-in",
+    "/",
+    "/devices",
+    "/devices/board-0",
+    "/devices/board-0/decommission",
+    "/rollouts",
+    "/rollouts/new",
+    "/audit",
+)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

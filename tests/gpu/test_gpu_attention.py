@@ -76,8 +76,8 @@ def check_tactics(
     for tactic in program.ops[at].tactics:
         ops = list(program.ops)
         ops[at] = replace(ops[at], tactics=(tactic,))
-        found = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)["y"]
-        assert np.linalg.norm(found - truth) < limit * np.linalg.norm(truth)
+        actual = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)["y"]
+        assert np.linalg.norm(actual - truth) < limit * np.linalg.norm(truth)
 
 
 def test_every_tactic_gives_the_same(rng: np.random.Generator) -> None:
@@ -98,9 +98,9 @@ def test_keys_masked_by_minus_infinity(rng: np.random.Generator) -> None:
     feeds["mask"] = np.where(rng.random((20, 150)) < 0.5, -np.inf, 0).astype(np.float32)
     feeds["mask"][:, :100] = -np.inf  # whole blocks
     feeds["mask"][:, 120] = 0
-    found = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
+    actual = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
     truth = case.truth(feeds)["y"]
-    assert np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
+    assert np.linalg.norm(actual - truth) < 1e-4 * np.linalg.norm(truth)
 
 
 def transformer_block(rng: np.random.Generator, tokens: int, heads: int, depth: int) -> Case:

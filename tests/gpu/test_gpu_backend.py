@@ -50,8 +50,8 @@ def test_a_listed_test_passes(name: str, suite: Mapping[str, Callable[[], Case]]
 @pytest.mark.timeout(1800)
 def test_a_test_that_passes_is_listed(suite: Mapping[str, Callable[[], Case]]) -> None:
     unlisted = {name: read for name, read in suite.items() if name not in LISTED}
-    found = {name: run_case(read(), gpu_interpreter.run) for name, read in unlisted.items()}
-    assert [name for name, one in found.items() if one.status == "passed"] == []
+    results = {name: run_case(read(), gpu_interpreter.run) for name, read in unlisted.items()}
+    assert [name for name, one in results.items() if one.status == "passed"] == []
 
 
 def test_the_page_counts_what_came_out() -> None:

@@ -25,9 +25,9 @@ def kernels(program: KernelProgram) -> list[str]:
 
 def check(program: KernelProgram, case: Case, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(program, feeds)
+    outputs = gpu_interpreter.run(program, feeds)
     for name, truth in case.truth(feeds).items():
-        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        difference = np.linalg.norm(outputs[name].astype(np.float64) - truth)
         assert difference < LIMIT * np.linalg.norm(truth), name
 
 
@@ -114,8 +114,8 @@ def test_programs_that_keep_the_weights_reach_every_row(
     for tactic in kept:
         ops = [*program.ops]
         ops[at] = TunableOp(ops[at].nodes, (tactic,))
-        found = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)["y"]
-        difference = np.linalg.norm(found.astype(np.float64) - truth)
+        actual = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)["y"]
+        difference = np.linalg.norm(actual.astype(np.float64) - truth)
         assert difference < {"fp32": LIMIT, "fp16": 2e-3}[precision] * np.linalg.norm(truth)
 
 

@@ -310,15 +310,15 @@ def test_a_cut_engine_computes_what_the_uncut_one_does(
 ) -> None:
     model = two_halves(tmp_path / "m.onnx", rng)
     feeds = {"x": rng.normal(size=(1, 16, 64, 64)).astype(np.float32)}
-    found = infer(build(model, precision).path, feeds)
+    outputs = infer(build(model, precision).path, feeds)
     monkeypatch.setattr(segments, "has_compiler", lambda: False)
     whole = build(model, precision)
     assert [one.name for one in whole.manifest.segments] == ["gpu.0"]
     assert any("Triton is not installed" in note for note in whole.notes)
-    np.testing.assert_allclose(found["y"], infer(whole.path, feeds)["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs["y"], infer(whole.path, feeds)["y"], rtol=1e-5, atol=1e-6)
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     (truth,) = session.run(["y"], feeds)
-    np.testing.assert_allclose(found["y"], truth, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs["y"], truth, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("cut_at_poolings")

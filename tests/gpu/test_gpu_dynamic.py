@@ -79,10 +79,10 @@ def check(case: Case, dims: Sequence[DimRange], rng: Rng, precision: str = "fp32
     program, stepped = lower(case, dims, precision)
     for point in points(stepped, rng):
         feeds = feeds_at(case, stepped, point, rng)
-        found = gpu_interpreter.run(program, feeds, point)
+        outputs = gpu_interpreter.run(program, feeds, point)
         for name, truth in case.truth(feeds).items():
-            assert found[name].shape == truth.shape, point
-            difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+            assert outputs[name].shape == truth.shape, point
+            difference = np.linalg.norm(outputs[name].astype(np.float64) - truth)
             assert difference <= LIMITS[precision] * np.linalg.norm(truth) + 1e-30, point
 
 
@@ -189,10 +189,10 @@ def test_int8_is_bit_by_bit_that_of_fixed_sizes(rng: Rng) -> None:
     for point in points(dims, rng):
         feeds = feeds_at(case, dims, point, rng)
         fixed = dataclasses.replace(case, inputs={"x": feeds["x"].shape}).lower("int8")
-        found = gpu_interpreter.run(program, feeds, point)["y"]
-        np.testing.assert_array_equal(found, gpu_interpreter.run(fixed, feeds)["y"])
+        actual = gpu_interpreter.run(program, feeds, point)["y"]
+        np.testing.assert_array_equal(actual, gpu_interpreter.run(fixed, feeds)["y"])
         # The kernels multiply where onnxruntime divides: next to a half, one step more or less.
-        assert np.abs(found - case.truth(feeds)["y"]).max() <= 0.05 * 1.01
+        assert np.abs(actual - case.truth(feeds)["y"]).max() <= 0.05 * 1.01
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
@@ -287,10 +287,10 @@ def test_one_engine_runs_all_sizes_of_its_range(
         sets = [points(built.dims, rng) for _ in range(7)]
         for point in (*(point for some in sets for point in some), sets[0][0]):
             feeds = feeds_at(case, built.dims, point, rng)
-            found = session.infer(feeds)
+            outputs = session.infer(feeds)
             for output, truth in case.truth(feeds).items():
-                assert found[output].shape == truth.shape
-                assert relative_error(found[output], truth) < limit, point
+                assert outputs[output].shape == truth.shape
+                assert relative_error(outputs[output], truth) < limit, point
         beyond = [dim.max + dim.step for dim in built.dims]
         with pytest.raises(SessionError, match=f"{built.dims[0].min} to {built.dims[0].max}"):
             session.infer(feeds_at(case, built.dims, beyond, rng))

@@ -109,12 +109,12 @@ def short_product(rng: np.random.Generator) -> Case:
 
 
 def kernels(rng: np.random.Generator, gpu: GpuTarget) -> dict[str, KernelSpec]:
-    found: dict[str, KernelSpec] = {}
+    results: dict[str, KernelSpec] = {}
     programs = [case.lower("fp16", gpu) for case in cases(rng)]
     for program in (*programs, short_product(rng).lower("int8", gpu)):
         for call in (call for op in program.ops for tactic in op.tactics for call in tactic):
-            found.setdefault(call.spec.title, call.spec)
-    return found
+            results.setdefault(call.spec.title, call.spec)
+    return results
 
 
 def instructions(cubin: bytes, folder: Path) -> list[str]:
@@ -149,10 +149,10 @@ def test_a_kernel_waits_before_it_touches_memory_or_branches(
     for name, compiled in zip(names, compile_kernels(chosen, gpu), strict=True):
         assert compiled is not None
         assert compiled.waits
-        found = instructions(compiled.cubin, tmp_path)
-        assert found.count(WAIT) == 1, name
-        assert found.index(WAIT) < first(MEMORY.pattern, found), name
-        assert found.index(WAIT) < first("BRA|BRX|EXIT|CALL", found), name
+        result = instructions(compiled.cubin, tmp_path)
+        assert result.count(WAIT) == 1, name
+        assert result.index(WAIT) < first(MEMORY.pattern, result), name
+        assert result.index(WAIT) < first("BRA|BRX|EXIT|CALL", result), name
 
 
 @needs_compiler
@@ -224,8 +224,8 @@ def test_a_network_whose_kernels_start_early_gives_the_same_bits(
             expected = [session.infer(feeds)["y"] for feeds in inputs]
     with open_session(path) as session:
         for run in range(400):
-            found = session.infer(inputs[run % 8])["y"]
-            assert np.array_equal(found, expected[run % 8]), run
+            actual = session.infer(inputs[run % 8])["y"]
+            assert np.array_equal(actual, expected[run % 8]), run
 
 
 @pytest.mark.gpu

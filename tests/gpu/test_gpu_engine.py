@@ -90,5 +90,5 @@ def test_quotients_are_rounded_once(tmp_path: Path, rng: np.random.Generator) ->
     onnx.save(case.model(), tmp_path / "m.onnx")
     build_on_gpu(tmp_path / "m.onnx", tmp_path / "m.engine", profile="h200", precision="fp32")
     with open_engine(tmp_path / "m.engine") as engine, Session(engine) as session:
-        found = session.infer({"a": left, "b": right})["y"]
-    assert np.array_equal(found, left / right)
+        actual = session.infer({"a": left, "b": right})["y"]
+    assert np.array_equal(actual, left / right)

@@ -77,8 +77,8 @@ def silu_of_a_product(rng: np.random.Generator) -> Case:
 def test_what_is_rounded_to_int8_has_no_more_digits(rng: np.random.Generator) -> None:
     case = silu_of_a_product(rng)
     steps = [str(dict(call.spec.constants).get("EPILOGUE")) for call in case.lower("int8").launches]
-    found = [one for one in steps if "silu" in one]
-    assert found == ["(('silu_half', 0), ('round_int8_by', 1, 0))"]
+    results = [one for one in steps if "silu" in one]
+    assert results == ["(('silu_half', 0), ('round_int8_by', 1, 0))"]
     old = [str(call.spec.constants) for call in case.lower("int8", XAVIER).launches]
     assert "silu_half" not in "".join(old)
 
@@ -87,12 +87,12 @@ def test_what_is_rounded_to_int8_has_no_more_digits(rng: np.random.Generator) ->
 def test_gelu_with_its_polynomial_is_near_to_all_of_fp16s_digits() -> None:
     case = Case([node("Gelu", "x", "y")], {"x": (2003,)}, {}, opset=20)
     x = np.concatenate([np.linspace(-9, 9, 2000), [-900, 900, np.nan]]).astype(np.float16)
-    found = gpu_interpreter.run(case.lower("fp16"), {"x": x.astype(np.float32)})["y"]
+    actual = gpu_interpreter.run(case.lower("fp16"), {"x": x.astype(np.float32)})["y"]
     wide = x.astype(np.float64)
     truth = wide * np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in wide])
-    assert np.isnan(found[-1])
+    assert np.isnan(actual[-1])
     # The polynomial is 2.5e-5 off; what is stored, half of the last digit.
-    assert (np.abs(found - truth)[:-1] <= 3e-5 + 2**-11 * np.abs(truth)[:-1]).all()
+    assert (np.abs(actual - truth)[:-1] <= 3e-5 + 2**-11 * np.abs(truth)[:-1]).all()
 
 
 @needs_triton
@@ -142,13 +142,13 @@ def test_int8_of_a_silu_is_at_most_one_step_from_the_reference(
     case = silu_of_a_product(rng)
     feeds = case.feeds(rng)
     (output,) = case.outputs
-    found = infer(case.model(), tmp_path, "int8", feeds)
+    outputs = infer(case.model(), tmp_path, "int8", feeds)
     truth = int8_reference.run(case.model(), feeds)[output]
     values = np.unique(truth)
     step = float(np.diff(values).min())
     assert len(values) > 50
-    assert np.abs(found - truth).max() < 1.01 * step
-    assert np.mean(found != truth) < 0.03
+    assert np.abs(outputs - truth).max() < 1.01 * step
+    assert np.mean(outputs != truth) < 0.03
 
 
 # The largest error beside |x|: half of FP16's digits of it, and those of a tanh of 11 bits.
@@ -171,5 +171,5 @@ def test_activations_on_the_gpu(
     case = Case(nodes, {"x": x.shape}, {}, opset=20)
     wide = x.astype(np.float64)
     truth = case.truth({"x": x})["y"].astype(np.float64)
-    found = infer(case.model(), tmp_path, precision, {"x": x})
-    assert (np.abs(found - truth) <= limit * np.abs(wide) + 1e-7).all()
+    outputs = infer(case.model(), tmp_path, precision, {"x": x})
+    assert (np.abs(outputs - truth) <= limit * np.abs(wide) + 1e-7).all()

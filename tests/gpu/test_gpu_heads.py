@@ -22,10 +22,10 @@ PRECISIONS = pytest.mark.parametrize("precision", LIMITS)
 def check(case: Case, precision: str, rng: np.random.Generator) -> Counter[str]:
     """Compare with onnxruntime; return how often each kernel is started."""
     feeds, program = case.feeds(rng), case.lower(precision)
-    found = gpu_interpreter.run(program, feeds)
+    outputs = gpu_interpreter.run(program, feeds)
     for name, truth in case.truth(feeds).items():
-        assert found[name].shape == truth.shape
-        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        assert outputs[name].shape == truth.shape
+        difference = np.linalg.norm(outputs[name].astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth), name
     return Counter(call.spec.title for call in program.launches)
 
@@ -144,9 +144,9 @@ def test_nchw_results_of_int8_are_exact(rng: np.random.Generator) -> None:
     program = case.lower("int8")
     assert "gemm strided nchw" in {call.spec.title for call in program.launches}
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(program, feeds)
+    outputs = gpu_interpreter.run(program, feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
-        np.testing.assert_array_equal(found[name], truth, strict=True)
+        np.testing.assert_array_equal(outputs[name], truth, strict=True)
 
 
 @pytest.mark.parametrize("sm", [87, 90])
@@ -190,5 +190,5 @@ def test_blocks_of_a_power_of_two_and_a_few_filters(filters: int, rng: np.random
             replace(program.ops[at], tactics=(tactic,)),
             *program.ops[at + 1 :],
         )
-        found = gpu_interpreter.run(replace(program, ops=ops), feeds)["y"]
-        assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
+        actual = gpu_interpreter.run(replace(program, ops=ops), feeds)["y"]
+        assert np.linalg.norm(actual - truth) < 2e-3 * np.linalg.norm(truth)

@@ -46,11 +46,11 @@ def check(case: Case, gpu: GpuTarget = ORIN) -> KernelProgram:
     rng = np.random.default_rng(len(case.nodes))
     feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
     segment = program(case, gpu)
-    found = gpu_interpreter.run(segment, feeds)
+    outputs = gpu_interpreter.run(segment, feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
-        assert found[name].shape == truth.shape
+        assert outputs[name].shape == truth.shape
         assert len(np.unique(truth)) > 4
-        np.testing.assert_array_equal(found[name], truth, strict=True)
+        np.testing.assert_array_equal(outputs[name], truth, strict=True)
     return segment
 
 
@@ -63,15 +63,15 @@ def stored_types(segment: KernelProgram) -> set[str]:
     uses = Counter(base for one in segment.ops for base in one.touched)
     borders |= {base for base, count in uses.items() if count == 1}
     borders |= segment.outputs.keys()  # written channels-last, then as the border wants it
-    found = set()
+    result = set()
     for call in segment.launches:
         named = zip(call.spec.signature, call.arguments, strict=True)
-        found |= {
+        result |= {
             kind.removesuffix(":16")
             for (_, kind), argument in named
             if getattr(argument, "base", None) not in (None, *borders)
         }
-    return found
+    return result
 
 
 CONVOLUTIONS = {
@@ -191,8 +191,8 @@ def test_every_tactic_of_a_convolution_has_the_same_bits(sm: int, rng: np.random
         assert all(call.spec.exact for call in tactic)
         ops = [*segment.ops]
         ops[at] = replace(ops[at], tactics=(tactic,))
-        found = gpu_interpreter.run(replace(segment, ops=tuple(ops)), feeds)
-        np.testing.assert_array_equal(found[name], truth, strict=True)
+        outputs = gpu_interpreter.run(replace(segment, ops=tuple(ops)), feeds)
+        np.testing.assert_array_equal(outputs[name], truth, strict=True)
 
 
 POOLS = {
@@ -327,9 +327,9 @@ def test_integers_cross_the_borders_of_a_segment(dtype: str, rng: np.random.Gene
     feeds = {
         "x": rng.integers(*((-128, 128) if dtype == "int8" else (0, 256)), (1, 6, 5, 5), dtype)
     }
-    found = gpu_interpreter.run(program(case), feeds)
+    outputs = gpu_interpreter.run(program(case), feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
-        np.testing.assert_array_equal(found[name], truth, strict=True)
+        np.testing.assert_array_equal(outputs[name], truth, strict=True)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
@@ -339,9 +339,9 @@ def test_halves_are_rounded_to_even_and_the_rest_is_held(
     graph = Graph(rng, {"x": (2, 300)})
     case = graph.case(graph.rounded("x", np.float32(0.125), dtype))
     feeds = {"x": np.float32(0.125) * np.arange(-150, 150, 0.5, np.float32).reshape(2, 300)}
-    found = gpu_interpreter.run(program(case), feeds)
+    outputs = gpu_interpreter.run(program(case), feeds)
     for name, truth in case.truth(feeds).items():  # 1 / 0.125 is exact: so is onnxruntime's
-        np.testing.assert_array_equal(found[name], truth, strict=True)
+        np.testing.assert_array_equal(outputs[name], truth, strict=True)
 
 
 def lowered(model: ir.Model, precision: str = "int8") -> KernelProgram:
@@ -359,13 +359,13 @@ def test_whole_networks_are_exact_and_int8_inside(
     model = quantized(ir.from_proto(case.model()), feeds)
     segment = lowered(model)
     assert stored_types(segment) == {"*i8"}
-    found = gpu_interpreter.run(segment, feeds)["y"]
+    actual = gpu_interpreter.run(segment, feeds)["y"]
     proto = ir.to_proto(model)
-    np.testing.assert_array_equal(found, int8_reference.run(proto, feeds)["y"], strict=True)
+    np.testing.assert_array_equal(actual, int8_reference.run(proto, feeds)["y"], strict=True)
     truth, portable = case.truth(feeds)["y"], ort_run(proto, feeds)["y"]
     noise = np.linalg.norm(truth - portable)
-    assert np.linalg.norm(found - portable) < noise  # differences by chance at halves
-    assert np.linalg.norm(found - truth) < 1.2 * noise
+    assert np.linalg.norm(actual - portable) < noise  # differences by chance at halves
+    assert np.linalg.norm(actual - truth) < 1.2 * noise
 
 
 def ort_run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -379,9 +379,9 @@ def test_the_shipped_detector_is_exact_and_int8_inside(rng: np.random.Generator)
     model = quantized(small_detector(), feeds)
     segment = lowered(model)
     assert stored_types(segment) == {"*i8"}
-    found = gpu_interpreter.run(segment, feeds)
+    outputs = gpu_interpreter.run(segment, feeds)
     for name, truth in int8_reference.run(ir.to_proto(model), feeds).items():
-        np.testing.assert_array_equal(found[name], truth, strict=True)
+        np.testing.assert_array_equal(outputs[name], truth, strict=True)
 
 
 @dataclass(frozen=True)
@@ -414,9 +414,9 @@ def test_other_sampling_grids_are_read_as_onnx_defines_them(
     q = graph.add("QuantizeLinear", "x", scale, zero, axis=other.axis)
     case = graph.case(graph.add("DequantizeLinear", q, scale, zero, axis=other.axis))
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower("fp32"), feeds)
+    outputs = gpu_interpreter.run(case.lower("fp32"), feeds)
     for output, truth in case.truth(feeds).items():  # powers of two: every step is exact
-        np.testing.assert_array_equal(found[output], truth, strict=True)
+        np.testing.assert_array_equal(outputs[output], truth, strict=True)
 
 
 def test_weights_of_blocks_are_dequantized(rng: np.random.Generator) -> None:
@@ -436,9 +436,9 @@ def test_weights_of_blocks_are_dequantized(rng: np.random.Generator) -> None:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
     model = onnx.shape_inference.infer_shapes(model)
     x = rng.normal(size=(3, 8)).astype(np.float32)
-    found = gpu_interpreter.run(lowered(ir.from_proto(model), "fp32"), {"x": x})["y"]
+    actual = gpu_interpreter.run(lowered(ir.from_proto(model), "fp32"), {"x": x})["y"]
     truth = x @ (weight * scale.repeat(4, 0))
-    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, truth, rtol=1e-4, atol=1e-5)
 
 
 def test_operators_on_integers_are_what_defines_them(rng: np.random.Generator) -> None:
@@ -460,11 +460,11 @@ def test_operators_on_integers_are_what_defines_them(rng: np.random.Generator) -
     ]
     case = Case(nodes, {"x": (1, 6, 5, 5)}, {n: np.asarray(v) for n, v in weights.items()})
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
-    steps = np.abs(found - case.truth(feeds)["y"]) / weights["ys"]
+    actual = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
+    steps = np.abs(actual - case.truth(feeds)["y"]) / weights["ys"]
     assert steps.max() <= 1 + 1e-5
     assert (steps > 0.5).mean() < 0.02
-    assert len(np.unique(found)) > 20
+    assert len(np.unique(actual)) > 20
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -487,8 +487,8 @@ def test_sums_of_integers_may_leave_what_fp16_holds(
     feeds = {"x": rng.uniform(0, 1, x).astype(np.float32)}
     truth = case.truth(feeds)["y"]
     assert (truth / 0.05 * 255 > 65504).all()  # the sums, for a scale of 1/255
-    found = gpu_interpreter.run(case.lower(precision), feeds)["y"]
-    np.testing.assert_allclose(found, truth, rtol=1e-2)
+    actual = gpu_interpreter.run(case.lower(precision), feeds)["y"]
+    np.testing.assert_allclose(actual, truth, rtol=1e-2)
 
 
 def test_a_bias_of_another_scale_is_rounded_to_that_of_the_sums(rng: np.random.Generator) -> None:
@@ -500,10 +500,10 @@ def test_a_bias_of_another_scale_is_rounded_to_that_of_the_sums(rng: np.random.G
     feeds = case.feeds(rng)
     segment = program(case)
     assert stored_types(segment) == {"*i8"}
-    found = gpu_interpreter.run(segment, feeds)[y]
+    actual = gpu_interpreter.run(segment, feeds)[y]
     truth = int8_reference.run(case.model(), feeds)[y]
-    np.testing.assert_array_equal(found, truth, strict=True)
-    np.testing.assert_allclose(found, case.truth(feeds)[y], atol=1e-4)
+    np.testing.assert_array_equal(actual, truth, strict=True)
+    np.testing.assert_allclose(actual, case.truth(feeds)[y], atol=1e-4)
 
 
 @pytest.mark.parametrize(("depth", "integers"), [(131071, True), (131072, False)])
@@ -560,9 +560,9 @@ def test_weights_in_int8_behind_an_activation_in_float_are_floats(rng: np.random
     w = graph.integers(rng.integers(-127, 128, (7, 6, 3, 3)), rng.uniform(0.001, 0.002, 7))
     case = graph.case(graph.add("Conv", "x", w))
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower("fp32"), feeds)
+    outputs = gpu_interpreter.run(case.lower("fp32"), feeds)
     for name, truth in case.truth(feeds).items():
-        np.testing.assert_allclose(found[name], truth, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(outputs[name], truth, rtol=1e-4, atol=1e-4)
 
 
 BATCH = DimRange(name="batch", min=1, opt=2, max=4)
@@ -582,9 +582,9 @@ def check_everywhere(case: Case, dims: tuple[DimRange, ...], rng: np.random.Gene
             name: rng.normal(size=[sizes.get(dim, dim) for dim in shape]).astype(np.float32)
             for name, shape in case.inputs.items()
         }
-        found = gpu_interpreter.run(segment, feeds, point)
+        outputs = gpu_interpreter.run(segment, feeds, point)
         for name, truth in int8_reference.run(case.model(), feeds).items():
-            np.testing.assert_array_equal(found[name], truth, strict=True)
+            np.testing.assert_array_equal(outputs[name], truth, strict=True)
 
 
 def test_images_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:

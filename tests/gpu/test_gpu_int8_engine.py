@@ -123,9 +123,9 @@ def test_every_tactic_gives_the_same_bits(
         monkeypatch.setattr(cuda.CudaExecutor, "_choose", choose)
         with open_engine(engine) as opened, Session(opened) as session:
             assert [one.implementation for one in session.reports] == ["cuda"]
-            found = session.infer(feeds)
+            outputs = session.infer(feeds)
         for output, wanted in truth.items():
-            np.testing.assert_array_equal(found[output], wanted, strict=True)
+            np.testing.assert_array_equal(outputs[output], wanted, strict=True)
 
 
 def chosen(at: int) -> Callable[[cuda.CudaExecutor, tuple[int, ...]], tuple[int, ...]]:

@@ -68,18 +68,18 @@ def test_random_chains_move_every_element_to_the_same_index(rng: np.random.Gener
 
 
 def test_heads_joined_to_the_batch_are_never_joined() -> None:
-    found = merge_layout_chains(chain((7, 2, 12), (7, 6, 4), "102", (2, 3, 7, 4)))
-    assert [op.kind for op in found.operations] == ["Reshape", "Transpose", "Reshape"]
-    assert found.shapes[found.operations[0].outputs[0]] == (7, 2, 3, 4)
-    assert found.operations[1].integers("perm", ()) == (1, 2, 0, 3)
-    assert found.operations[2].nodes == ("n0", "n1", "n2")
+    result = merge_layout_chains(chain((7, 2, 12), (7, 6, 4), "102", (2, 3, 7, 4)))
+    assert [op.kind for op in result.operations] == ["Reshape", "Transpose", "Reshape"]
+    assert result.shapes[result.operations[0].outputs[0]] == (7, 2, 3, 4)
+    assert result.operations[1].integers("perm", ()) == (1, 2, 0, 3)
+    assert result.operations[2].nodes == ("n0", "n1", "n2")
 
 
 def test_the_end_of_a_chain_names_the_nodes_that_it_took_before() -> None:
     before = chain((7, 2, 12), (7, 6, 4), "102", (2, 3, 7, 4))
     last = replace(before.operations[-1], others=("a", "b"))
-    found = merge_layout_chains(replace(before, operations=(*before.operations[:-1], last)))
-    assert set(found.operations[-1].nodes) == {"n0", "n1", "n2", "a", "b"}
+    result = merge_layout_chains(replace(before, operations=(*before.operations[:-1], last)))
+    assert set(result.operations[-1].nodes) == {"n0", "n1", "n2", "a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def check(case: Case, rng: np.random.Generator, kernels: list[str]) -> None:
     feeds = case.feeds(rng)
     program = case.lower("fp32")
     assert [call.spec.title for call in program.launches] == kernels
-    found = gpu_interpreter.run(program, feeds)["y"]
+    actual = gpu_interpreter.run(program, feeds)["y"]
     truth = case.truth(feeds)["y"]
-    assert found.shape == truth.shape
-    assert np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
+    assert actual.shape == truth.shape
+    assert np.linalg.norm(actual - truth) < 1e-4 * np.linalg.norm(truth)
 
 
 def test_a_sum_joins_a_product_behind_reshape_and_transpose(rng: np.random.Generator) -> None:

@@ -16,11 +16,11 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower(precision), feeds)
+    outputs = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
-        assert found[name].shape == truth.shape
-        assert found[name].dtype == truth.dtype
-        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        assert outputs[name].shape == truth.shape
+        assert outputs[name].dtype == truth.dtype
+        difference = np.linalg.norm(outputs[name].astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth), name
 
 
@@ -153,9 +153,9 @@ def test_nan_is_not_lost_on_the_way(rng: np.random.Generator) -> None:
     case = Case(nodes, {"x": (1, 3, 4, 4)}, {})
     feeds = case.feeds(rng)
     feeds["x"][0, 1, 2, 2] = np.nan
-    found = gpu_interpreter.run(case.lower(), feeds)["y"]
-    assert np.isnan(found[0, 1]).sum() == 4
-    assert np.isnan(found).sum() == 4
+    actual = gpu_interpreter.run(case.lower(), feeds)["y"]
+    assert np.isnan(actual[0, 1]).sum() == 4
+    assert np.isnan(actual).sum() == 4
 
 
 @PRECISIONS

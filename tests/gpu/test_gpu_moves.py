@@ -25,20 +25,20 @@ COPIES = {
 
 def agree(case: Case, feeds: Mapping[str, np.ndarray], precision: str = "fp32") -> None:
     """Compare: exactly where numbers are only moved, in FP16 to its rounding."""
-    found = gpu_interpreter.run(case.lower(precision), feeds)
+    outputs = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
-        assert found[name].shape == truth.shape
-        assert found[name].dtype == truth.dtype
+        assert outputs[name].shape == truth.shape
+        assert outputs[name].dtype == truth.dtype
         if precision == "fp32" or truth.dtype.kind != "f":
-            np.testing.assert_array_equal(found[name], truth)
+            np.testing.assert_array_equal(outputs[name], truth)
         else:
-            np.testing.assert_allclose(found[name], truth, rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(outputs[name], truth, rtol=1e-3, atol=1e-3)
 
 
 def close(case: Case, feeds: Mapping[str, np.ndarray], rel: float = 1e-5) -> None:
-    found = gpu_interpreter.run(case.lower(), feeds)
+    outputs = gpu_interpreter.run(case.lower(), feeds)
     for name, truth in case.truth(feeds).items():
-        np.testing.assert_allclose(found[name], truth, rtol=rel, atol=rel)
+        np.testing.assert_allclose(outputs[name], truth, rtol=rel, atol=rel)
 
 
 def floats(rng: np.random.Generator, case: Case) -> dict[str, np.ndarray]:
@@ -163,14 +163,14 @@ def test_reshaping_of_any_view_agrees_with_numpy(trial: int, rng: np.random.Gene
             shape.append(int(rng.choice([n for n in range(1, left + 1) if left % n == 0])))
             left //= shape[-1]
         view = View("b", "int64", array.shape, tuple(s // 8 for s in array.strides))
-        found = view.reshaped(tuple(shape))
+        result = view.reshaped(tuple(shape))
         try:
             array.view().shape = tuple(shape)
         except AttributeError:  # numpy, too, would copy
-            assert found is None
+            assert result is None
             continue
-        assert found is not None
-        strides = tuple(8 * s for s in found.strides)
+        assert result is not None
+        strides = tuple(8 * s for s in result.strides)
         seen = np.lib.stride_tricks.as_strided(array, tuple(shape), strides)
         np.testing.assert_array_equal(seen, array.reshape(shape))
 
@@ -290,8 +290,8 @@ def test_gathering_slices(count: int, batch: int, rng: np.random.Generator) -> N
 def test_an_index_outside_reads_inside_the_tensor(rng: np.random.Generator) -> None:
     case = Case([node("Gather", "x i", "y")], {"x": (4, 3), "i": (4,)}, {}, dtypes={"i": "int64"})
     x = floats(rng, case)["x"]
-    found = gpu_interpreter.run(case.lower(), {"x": x, "i": ints(4, 2**40, -5, -(2**40))})["y"]
-    np.testing.assert_array_equal(found, x[[3, 3, 0, 0]])
+    actual = gpu_interpreter.run(case.lower(), {"x": x, "i": ints(4, 2**40, -5, -(2**40))})["y"]
+    np.testing.assert_array_equal(actual, x[[3, 3, 0, 0]])
 
 
 @pytest.mark.parametrize("reduction", ["none", "add", "max", "min"])
@@ -375,8 +375,8 @@ def test_resizing_with_wider_filters(mode: str, outside: int, rng: np.random.Gen
     case = resize(SIZES["down"], mode=mode, antialias=1, exclude_outside=outside)
     feeds = floats(rng, case)
     (truth,) = ReferenceEvaluator(case.model()).run(["y"], feeds)
-    found = gpu_interpreter.run(case.lower(), feeds)["y"]
-    np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-5)
+    actual = gpu_interpreter.run(case.lower(), feeds)["y"]
+    np.testing.assert_allclose(actual, truth, rtol=2e-5, atol=2e-5)
 
 
 def test_resizing_a_region(rng: np.random.Generator) -> None:
@@ -557,17 +557,17 @@ def test_operators_that_simpler_ones_say(rng: np.random.Generator) -> None:
     weights = {"like": np.zeros(1, np.float16)}
     case = Case(nodes, {"x": (3, 4)}, weights, dtypes={"y": "float16"})
     feeds = floats(rng, case)
-    found = gpu_interpreter.run(case.lower(), feeds)["y"]
+    actual = gpu_interpreter.run(case.lower(), feeds)["y"]
     truth = (feeds["x"] + np.eye(3, 4, 1, np.float32)).astype(np.float16)
-    np.testing.assert_array_equal(found, truth)
+    np.testing.assert_array_equal(actual, truth)
 
 
 def test_bits_taken_as_another_type(rng: np.random.Generator) -> None:
     cast = node("BitCast", "x", "y", to=onnx.TensorProto.INT32)
     case = Case([cast], {"x": (3, 4)}, {}, dtypes={"y": "int32"}, opset=26)
     x = floats(rng, case)["x"]
-    found = gpu_interpreter.run(case.lower(), {"x": x})["y"]
-    np.testing.assert_array_equal(found, x.view(np.int32))
+    actual = gpu_interpreter.run(case.lower(), {"x": x})["y"]
+    np.testing.assert_array_equal(actual, x.view(np.int32))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -626,8 +626,8 @@ def test_what_lies_as_int8_is_moved_as_it_lies(name: str, rng: np.random.Generat
     case = Case(nodes, {"x": (1, 6, 5, 5)}, {**weights, **grid})
     feeds = floats(rng, case)
     program = case.lower("int8")
-    found = gpu_interpreter.run(program, feeds)["y"]
-    np.testing.assert_array_equal(found, case.truth(feeds)["y"])
+    actual = gpu_interpreter.run(program, feeds)["y"]
+    np.testing.assert_array_equal(actual, case.truth(feeds)["y"])
     first, *_ = program.launches
     assert dict(first.spec.signature)["y"].startswith("*i8")
 
@@ -648,8 +648,8 @@ def test_parts_of_int8_are_moved_as_they_lie(rng: np.random.Generator) -> None:
     feeds = floats(rng, case)
     program = case.lower("int8")
     assert len(program.launches) == 2
-    found = gpu_interpreter.run(program, feeds)["y"]
-    np.testing.assert_array_equal(found, case.truth(feeds)["y"])
+    actual = gpu_interpreter.run(program, feeds)["y"]
+    np.testing.assert_array_equal(actual, case.truth(feeds)["y"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

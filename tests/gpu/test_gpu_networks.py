@@ -179,7 +179,7 @@ def test_a_small_network_gives_onnxruntime_s_numbers(
     feeds = {image.name: scene() if name == "detector" else rng.random(image.shape, np.float32)}
     names = [one.name for one in session.get_outputs()]
     truths = dict(zip(names, session.run(names, feeds), strict=True))
-    found = gpu_interpreter.run(lower(passed(model), precision), feeds)
+    outputs = gpu_interpreter.run(lower(passed(model), precision), feeds)
     for output, truth in truths.items():
-        difference = np.linalg.norm(found[output].astype(np.float64) - truth)
+        difference = np.linalg.norm(outputs[output].astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth), output

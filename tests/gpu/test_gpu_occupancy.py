@@ -82,8 +82,8 @@ def test_blocks_of_an_sm_are_those_of_nvidia_s_header(
     for (sm, threads, registers, shared), blocks in zip(
         rows, reference(rows, tmp_path), strict=True
     ):
-        found = occupancy(sm, threads=threads, registers=registers, shared_bytes=shared)
-        assert (found.blocks, found.warps) == (blocks, blocks * threads // 32), (
+        occupied = occupancy(sm, threads=threads, registers=registers, shared_bytes=shared)
+        assert (occupied.blocks, occupied.warps) == (blocks, blocks * threads // 32), (
             sm,
             threads,
             registers,
@@ -104,8 +104,8 @@ def test_blocks_of_an_sm_are_those_of_nvidia_s_header(
 def test_what_bounds_the_warps_of_an_orin(
     registers: int, shared_bytes: int, limit: str, share: float
 ) -> None:
-    found = occupancy(87, threads=128, registers=registers, shared_bytes=shared_bytes)
-    assert (found.limit, found.share) == (limit, share)
+    occupied = occupancy(87, threads=128, registers=registers, shared_bytes=shared_bytes)
+    assert (occupied.limit, occupied.share) == (limit, share)
 
 
 def test_an_unknown_sm_is_named() -> None:

@@ -31,9 +31,9 @@ def test_patches_are_copied_once_and_multiplied(precision: str, rng: np.random.G
     case = patches(rng)
     assert kernels(case, precision)[:2] == ["elementwise", "gemm strided"]
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower(precision), feeds)["y"]
+    actual = gpu_interpreter.run(case.lower(precision), feeds)["y"]
     truth = case.truth(feeds)["y"]
-    assert np.linalg.norm(found - truth) < LIMITS[precision] * np.linalg.norm(truth)
+    assert np.linalg.norm(actual - truth) < LIMITS[precision] * np.linalg.norm(truth)
 
 
 def test_patches_that_are_rounded_stay_a_convolution(rng: np.random.Generator) -> None:

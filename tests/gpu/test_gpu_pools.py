@@ -59,8 +59,8 @@ def check_every_tactic(case: Case, precision: str, rng: np.random.Generator) -> 
     for tactic in program.ops[at].tactics:
         ops = [*program.ops]
         ops[at] = replace(ops[at], tactics=(tactic,))
-        found = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)
-        np.testing.assert_array_equal(found[name], truth[name])
+        outputs = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)
+        np.testing.assert_array_equal(outputs[name], truth[name])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -93,8 +93,8 @@ def test_what_is_no_number_stays_in_a_pool(precision: str, rng: np.random.Genera
     case = Case([node("MaxPool", "x", "y", kernel_shape=(1, 2))], {"x": (1, 4, 6, 8)}, {})
     feeds = {"x": rng.normal(size=(1, 4, 6, 8)).astype(np.float16).astype(np.float32)}
     feeds["x"][rng.random(feeds["x"].shape) < 0.2] = np.nan
-    found = gpu_interpreter.run(case.lower(precision), feeds)["y"]
-    np.testing.assert_array_equal(found, np.maximum(feeds["x"][..., :-1], feeds["x"][..., 1:]))
+    actual = gpu_interpreter.run(case.lower(precision), feeds)["y"]
+    np.testing.assert_array_equal(actual, np.maximum(feeds["x"][..., :-1], feeds["x"][..., 1:]))
 
 
 def test_maxima_of_one_scale_are_stored_unchanged(rng: np.random.Generator) -> None:
@@ -132,9 +132,9 @@ def test_indices_of_maxima(name: str, rng: np.random.Generator) -> None:
     )
     case = Case([pool], {"x": shape}, {}, ("y", "z"), {"z": "int64"})
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower("fp32"), feeds)
+    outputs = gpu_interpreter.run(case.lower("fp32"), feeds)
     for tensor, truth in case.truth(feeds).items():
-        assert np.array_equal(found[tensor], truth)
+        assert np.array_equal(outputs[tensor], truth)
 
 
 @PRECISIONS

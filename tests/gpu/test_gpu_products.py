@@ -18,10 +18,10 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower(precision), feeds)
+    outputs = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
-        assert found[name].shape == truth.shape
-        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        assert outputs[name].shape == truth.shape
+        difference = np.linalg.norm(outputs[name].astype(np.float64) - truth)
         # A result of one element may cancel to nearly 0: its error is that of its terms.
         assert difference < LIMITS[precision] * max(np.linalg.norm(truth), 1.0), name
 
@@ -77,8 +77,8 @@ def test_a_deep_product_of_few_rows_is_the_same_in_parts(
     for tactic in split_k:
         assert [call.spec.title for call in tactic] == ["gemm strided", "split_k_reduce"]
         chosen = tuple(TunableOp(w.nodes, (tactic,)) if w is op else w for w in program.ops)
-        found = gpu_interpreter.run(replace(program, ops=chosen), feeds)["y"]
-        difference = np.linalg.norm(found.astype(np.float64) - truth)
+        actual = gpu_interpreter.run(replace(program, ops=chosen), feeds)["y"]
+        difference = np.linalg.norm(actual.astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth)
 
 

@@ -19,10 +19,10 @@ LARGEST = 2000  # elements of a tensor
 
 def check(case: Case, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower("fp32"), feeds)
+    outputs = gpu_interpreter.run(case.lower("fp32"), feeds)
     for name, truth in case.truth(feeds).items():
-        assert found[name].shape == truth.shape
-        np.testing.assert_allclose(found[name], truth, rtol=2e-3, atol=2e-3, err_msg=name)
+        assert outputs[name].shape == truth.shape
+        np.testing.assert_allclose(outputs[name], truth, rtol=2e-3, atol=2e-3, err_msg=name)
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Growing:
         return self.constant(self.rng.normal(size=shape).astype(np.float32))
 
     def tensor(self, fits: Callable[[Shape], bool] = lambda _: True) -> str:
-        found = [name for name, shape in self.shapes.items() if fits(shape)]
-        return str(self.rng.choice(found))
+        results = [name for name, shape in self.shapes.items() if fits(shape)]
+        return str(self.rng.choice(results))
 
     def axis(self, shape: Shape) -> tuple[int, int]:
         """A dimension, counted from the first and, as it happens, from the last."""
@@ -131,8 +131,8 @@ def add_transposition(g: Growing, x: str, shape: Shape) -> None:
 def add_reshape(g: Growing, x: str, shape: Shape) -> None:
     elements = int(np.prod(shape))
     first = int(g.rng.choice([n for n in range(1, elements + 1) if elements % n == 0]))
-    wanted = [(first, elements // first), (1, first, elements // first, 1)][g.rng.integers(2)]
-    g.add("Reshape", [x, g.constant(np.array(wanted))], wanted)
+    expected = [(first, elements // first), (1, first, elements // first, 1)][g.rng.integers(2)]
+    g.add("Reshape", [x, g.constant(np.array(expected))], expected)
 
 
 def add_softmax(g: Growing, x: str, shape: Shape) -> None:
@@ -170,13 +170,13 @@ def grown(rng: np.random.Generator) -> Case:
     graph = Growing(rng)
     inputs = {f"x{at}": SHAPES[rng.integers(len(SHAPES))] for at in range(2)}
     graph.shapes |= inputs
-    wanted = rng.integers(5, 13)
-    while len(graph.nodes) < wanted:
+    expected = rng.integers(5, 13)
+    while len(graph.nodes) < expected:
         x = graph.tensor()
         EPILOGUE[rng.integers(len(EPILOGUE))](graph, x, graph.shapes[x])
     read = {name for one in graph.nodes for name in one.input}
-    made = [name for one in graph.nodes for name in one.output]
-    leaving = [name for name in made if name not in read or rng.random() < 0.15]
+    outputs = [name for one in graph.nodes for name in one.output]
+    leaving = [name for name in outputs if name not in read or rng.random() < 0.15]
     fed = {name: shape for name, shape in inputs.items() if name in read}
     return Case(graph.nodes, fed, graph.weights, leaving)
 
@@ -275,12 +275,12 @@ def test_a_concatenation_rounds_to_both_scales_that_follow_it(rng: np.random.Gen
     }
     case = Case(nodes, {"x": (1, 3, 4, 4), "w": (1, 2, 4, 4)}, weights, ("y", "z"))
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower("fp32"), feeds)
+    outputs = gpu_interpreter.run(case.lower("fp32"), feeds)
 
     def rounded(x: np.ndarray, scale: float) -> np.ndarray:  # onnxruntime leaves some out
         return np.clip(np.rint(x / scale), -128, 127) * scale
 
     q = rounded(feeds["x"], 1 / 32)
     joined = rounded(np.concatenate([q, feeds["w"]], axis=1), 1 / 8)
-    np.testing.assert_array_equal(found["y"], rounded(joined, 1 / 16))
-    np.testing.assert_array_equal(found["z"], np.maximum(q, 0))
+    np.testing.assert_array_equal(outputs["y"], rounded(joined, 1 / 16))
+    np.testing.assert_array_equal(outputs["z"], np.maximum(q, 0))

@@ -55,8 +55,8 @@ def test_a_rectifier_that_others_read_stays() -> None:
     relu = Operation("Relu", "r", ("x",), ("r",), {})
     assert steps_of(relu, rounding("r", 0.1)) == ("relu_int8",)
     double = Operation("Add", "a", ("q", "r"), ("a",), {})
-    found = steps_of(relu, rounding("r", 0.1), double)
-    assert found == ("relu", "near_int8", "real", "add")
+    steps = steps_of(relu, rounding("r", 0.1), double)
+    assert steps == ("relu", "near_int8", "real", "add")
     last = Operation("RoundInt8", "p", ("a",), ("p",), {"scale": 0.2})
     assert steps_of(relu, rounding("r", 0.1), double, last)[-1] == "round_int8"
 
@@ -78,10 +78,10 @@ def test_a_clip_has_the_bits_of_the_formula(
     steps = {op for row in constants for op in row.get("EPILOGUE", row.get("EXPRESSION"))}
     assert ("relu_int8_by" in {step[0] for step in steps}) == (scale * 127 < 6)
     feeds = {"x": 5 * rng.normal(size=(2, 16, 5, 6)).astype(np.float32)}
-    found = gpu_interpreter.run(segment, feeds)
+    outputs = gpu_interpreter.run(segment, feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
         assert len(np.unique(truth)) > 4
-        np.testing.assert_array_equal(found[name], truth, strict=True)
+        np.testing.assert_array_equal(outputs[name], truth, strict=True)
 
 
 RECTIFY = """
@@ -107,9 +107,9 @@ def test_integers_are_converted_before_they_are_rectified(tmp_path: Path) -> Non
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = str(Path(__file__).parents[2])
     given = {**environment, "PYTHONPATH": root, "TRITON_CACHE_DIR": str(tmp_path)}
-    made = subprocess.run(
+    done = subprocess.run(
         [sys.executable, file], env=given, capture_output=True, text=True, check=False
     )
-    assert made.returncode == 0, made.stderr
-    assert "mul.rn.sat.f32" in made.stdout
-    assert "cvt.rn.f32.s32" in made.stdout
+    assert done.returncode == 0, done.stderr
+    assert "mul.rn.sat.f32" in done.stdout
+    assert "cvt.rn.f32.s32" in done.stdout

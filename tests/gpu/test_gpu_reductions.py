@@ -15,15 +15,15 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 
 def check(case: Case, precision: str, feeds: Mapping[str, np.ndarray], exact: bool = False) -> None:
-    found = gpu_interpreter.run(case.lower(precision), feeds)["y"]
+    actual = gpu_interpreter.run(case.lower(precision), feeds)["y"]
     (truth,) = ReferenceEvaluator(case.model()).run(None, dict(feeds))
     truth = np.asarray(truth).astype(case.dtypes.get("y", "float32"))
-    assert found.shape == truth.shape
-    assert found.dtype == truth.dtype
+    assert actual.shape == truth.shape
+    assert actual.dtype == truth.dtype
     if exact:
-        assert np.array_equal(found, truth)
+        assert np.array_equal(actual, truth)
     else:
-        assert np.linalg.norm(found - truth) < LIMITS[precision] * np.linalg.norm(truth)
+        assert np.linalg.norm(actual - truth) < LIMITS[precision] * np.linalg.norm(truth)
 
 
 SUMS = ["ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare"]
@@ -103,7 +103,7 @@ def test_global_pools(
 ) -> None:
     case = Case([node(op, "x", "y")], {"x": shape}, {})
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower(precision), feeds)["y"]
+    actual = gpu_interpreter.run(case.lower(precision), feeds)["y"]
     truth = case.truth(feeds)["y"]
-    assert found.shape == truth.shape
-    assert np.linalg.norm(found - truth) < LIMITS[precision] * np.linalg.norm(truth)
+    assert actual.shape == truth.shape
+    assert np.linalg.norm(actual - truth) < LIMITS[precision] * np.linalg.norm(truth)

@@ -13,9 +13,9 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.lower(precision), feeds)
+    outputs = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
-        agrees(found[name], truth, precision)
+        agrees(outputs[name], truth, precision)
 
 
 def agrees(found: np.ndarray, truth: np.ndarray, precision: str) -> None:
@@ -49,8 +49,8 @@ def test_rows_too_long_for_a_block(
 def test_hardmax_marks_the_first_of_equal_numbers(rng: np.random.Generator) -> None:
     case = Case([node("Hardmax", "x", "y", axis=1)], {"x": (40, 3, 9)}, {})
     feeds = {"x": rng.integers(0, 2, (40, 3, 9)).astype(np.float32)}
-    found = gpu_interpreter.run(case.lower("fp16"), feeds)["y"]
-    assert np.array_equal(found, case.truth(feeds)["y"])
+    actual = gpu_interpreter.run(case.lower("fp16"), feeds)["y"]
+    assert np.array_equal(actual, case.truth(feeds)["y"])
 
 
 def test_softmax_of_pixels_stays_channels_last(rng: np.random.Generator) -> None:
@@ -69,8 +69,8 @@ def test_a_block_of_minus_infinity_in_a_long_row(rng: np.random.Generator) -> No
     case = Case([node("Softmax", "x", "y", axis=1)], {"x": (2, 20001)}, {})
     feeds = case.feeds(rng)
     feeds["x"][0, :9000] = -np.inf
-    found = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
-    agrees(found, case.truth(feeds)["y"], "fp32")
+    actual = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
+    agrees(actual, case.truth(feeds)["y"], "fp32")
 
 
 NORMS = {
@@ -166,6 +166,6 @@ def test_groups_as_exporters_write_them_stay_channels_last(
         "bias": rng.normal(size=(1, 8, 1, 1)).astype(np.float32),
     }
     case = Case(nodes, {"x": (2, 8, 9, 8)}, weights)
-    found = [call.spec.title for call in case.lower(precision).launches]
-    assert found[1:4] == ["max_pool", "normalize", "max_pool"]
+    results = [call.spec.title for call in case.lower(precision).launches]
+    assert results[1:4] == ["max_pool", "normalize", "max_pool"]
     check(case, precision, rng)

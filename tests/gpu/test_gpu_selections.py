@@ -84,8 +84,8 @@ def test_onnxruntime_selects_the_same(
 
 def test_nan_is_the_largest_and_comes_once() -> None:
     x = np.array([[1, np.nan, 3, np.inf, np.nan, -np.inf]], np.float32)
-    found = gpu_interpreter.run(case((1, 6), 6, axis=1).lower("fp32"), {"x": x})
-    assert found["i"].tolist() == [[1, 4, 3, 2, 0, 5]]
+    outputs = gpu_interpreter.run(case((1, 6), 6, axis=1).lower("fp32"), {"x": x})
+    assert outputs["i"].tolist() == [[1, 4, 3, 2, 0, 5]]
 
 
 def test_a_transposed_tensor_is_read_in_place(rng: np.random.Generator) -> None:

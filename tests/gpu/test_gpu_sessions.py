@@ -184,12 +184,14 @@ def test_page_locked_arrays_give_the_same_and_outlive_the_session(
 
 def test_bench_times_the_gpu(tmp_path: Path, rng: np.random.Generator) -> None:
     with open_engine(build(case(rng), tmp_path)) as engine:
-        found = measure(engine, BenchOptions(iterations=20, warmup_s=0.01, streams=2, profile=True))
+        result = measure(
+            engine, BenchOptions(iterations=20, warmup_s=0.01, streams=2, profile=True)
+        )
         ops = engine.manifest.segments[0].implementations[0].works  # type: ignore[union-attr]
-    (gpu,) = found.gpu
-    assert 0 < gpu.compute.median_ms <= found.latency.max_ms
+    (gpu,) = result.gpu
+    assert 0 < gpu.compute.median_ms <= result.latency.max_ms
     assert gpu.copy_in.min_ms > 0
     assert gpu.copy_out.min_ms > 0
     assert gpu.enqueue.min_ms > 0
-    assert [row.nodes for row in found.layers] == [op.nodes for op in ops]
-    assert all(row.kernels and row.time_ms > 0 for row in found.layers)
+    assert [row.nodes for row in result.layers] == [op.nodes for op in ops]
+    assert all(row.kernels and row.time_ms > 0 for row in result.layers)

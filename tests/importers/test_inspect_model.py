@@ -23,18 +23,18 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_work_and_weights_are_those_of_the_model(net: Path) -> None:
-    found = json.loads(run(net, "--json").stdout)
-    operators = {row["op"]: row for row in found["operators"]}
+    document = json.loads(run(net, "--json").stdout)
+    operators = {row["op"]: row for row in document["operators"]}
     assert operators["Conv"]["macs"] == 32 * 32 * 16 * (3 * 9 + 16 * 9)
     assert operators["Gemm"]["macs"] == 16 * 10
     assert (operators["Relu"]["nodes"], operators["Relu"]["macs"]) == (2, 2 * 16 * 32 * 32)
     arrays = [numpy_helper.to_array(t) for t in onnx.load(net).graph.initializer]
     total = sum(array.size for array in arrays)
-    assert found["parameters"] == total
-    assert found["weights"] == {"float32": {"parameters": total, "bytes": 4 * total}}
-    assert found["bytes"] == net.stat().st_size
-    assert found["opsets"]["ai.onnx"] == 19
-    assert found["largest"]["bytes"] == 4 * 16 * 32 * 32
+    assert document["parameters"] == total
+    assert document["weights"] == {"float32": {"parameters": total, "bytes": 4 * total}}
+    assert document["bytes"] == net.stat().st_size
+    assert document["opsets"]["ai.onnx"] == 19
+    assert document["largest"]["bytes"] == 4 * 16 * 32 * 32
 
 
 def test_the_text_names_inputs_operators_and_nodes(net: Path) -> None:
@@ -45,10 +45,10 @@ def test_the_text_names_inputs_operators_and_nodes(net: Path) -> None:
 
 
 def test_a_profile_says_what_runs_where_and_why(net: Path) -> None:
-    found = json.loads(run(net, "--profile", "agx-orin-64gb", "--json").stdout)["plan"]
-    rules = {row["node"]: row["rule"] for row in found["nodes"]}
+    actual = json.loads(run(net, "--profile", "agx-orin-64gb", "--json").stdout)["plan"]
+    rules = {row["node"]: row["rule"] for row in actual["nodes"]}
     assert rules["pool"] == "op.not-exposed"
-    assert sum(segment["nodes"] for segment in found["segments"]) == len(rules)
+    assert sum(segment["nodes"] for segment in actual["segments"]) == len(rules)
     text = run(net, "--profile", "agx-orin-64gb").stdout
     assert "[op.not-exposed] operator GlobalAveragePool" in text
 
@@ -57,11 +57,11 @@ def test_a_dynamic_model_is_shown_as_it_is_or_at_a_shape(tmp_path: Path) -> None
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     weights = {"w": np.zeros((8, 5), np.float32)}
     model = save(tmp_path / "m.onnx", nodes, {"x": ["n", "t", 8]}, {"y": None}, weights)
-    found = json.loads(run(model, "--json").stdout)
-    assert found["inputs"][0]["shape"] == ["n", "t", 8]
-    assert found["operators"][0]["unknown"] == 1
-    found = json.loads(run(model, "--shape", "x=2x3x8", "--json").stdout)
-    assert found["macs"] == 2 * 3 * 8 * 5
+    document = json.loads(run(model, "--json").stdout)
+    assert document["inputs"][0]["shape"] == ["n", "t", 8]
+    assert document["operators"][0]["unknown"] == 1
+    document = json.loads(run(model, "--shape", "x=2x3x8", "--json").stdout)
+    assert document["macs"] == 2 * 3 * 8 * 5
 
 
 def test_arrays_are_listed(tmp_path: Path) -> None:

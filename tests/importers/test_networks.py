@@ -118,13 +118,13 @@ def test_onnx_infers_the_shapes_that_the_network_states(name):
     stated = {info.name: info for info in proto.graph.value_info}
     del proto.graph.value_info[:]
     inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-    found = {info.name: info for info in inferred.graph.value_info}
-    for made, info in found.items():
+    results = {info.name: info for info in inferred.graph.value_info}
+    for made, info in results.items():
         shapes = [
             [d.dim_value for d in side.type.tensor_type.shape.dim] for side in (stated[made], info)
         ]
         assert shapes[0] == shapes[1], made
-    assert len(found) > 0.5 * len(proto.graph.node)
+    assert len(results) > 0.5 * len(proto.graph.node)
 
 
 @pytest.mark.parametrize(("name", "side"), [("mobilenet_v2", None), ("yolov8n", 96)])
@@ -132,9 +132,9 @@ def test_a_network_runs(name, side):
     session = pytest.importorskip("onnxruntime").InferenceSession(
         ir.to_proto(NETWORKS[name].model(side=side)).SerializeToString()
     )
-    wanted = session.get_inputs()[0]
-    image = np.random.default_rng().random(wanted.shape, dtype=np.float32)
-    for output in session.run(None, {wanted.name: image}):
+    expected = session.get_inputs()[0]
+    image = np.random.default_rng().random(expected.shape, dtype=np.float32)
+    for output in session.run(None, {expected.name: image}):
         assert np.isfinite(output).all()
 
 

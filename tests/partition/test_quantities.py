@@ -119,6 +119,25 @@ def test_where_no_layer_can_be_placed_the_nearest_command_is_taken(fallback_us, 
 
 
 @pytest.mark.parametrize(
+    ("objective", "has"),
+    [("energy", False), ("gpu-relief", True), ("latency", True), ("throughput", False)],
+)
+def test_the_nearest_command_is_nearest_in_what_the_plan_is_for(objective, has):
+    """With all on one DLA core a frame has the plan's GPU time, but 40 mJ in place of 26."""
+    plan = with_rows(*ROWS, tensorrt="8.5.2")
+    plan = replace(plan, search=replace(plan.search, objective=objective))
+    rows = (
+        ("this plan", 2460.0, 759.0, 26.0, 9.0, 1170.0),
+        ("GPU only", 1310.0, 1310.0, 36.5, 14.0, 761.0),
+        ("DLA with fallback", 3640.0, 760.0, 29.5, 18.0, 583.0),
+    )
+    fields = ("name", "latency_us", "gpu_us", "energy_mj", "idle_mj", "frames_per_second")
+    figures = tuple(replace(plan.figures[0], **dict(zip(fields, r, strict=True))) for r in rows)
+    line, *_ = trtexec_lines(replace(plan, figures=figures, in_flight=5))
+    assert ("--useDLACore" in line) == has
+
+
+@pytest.mark.parametrize(
     ("tensorrt", "names"), [("8.6.2", "h/a:GPU,h/b:GPU"), ("10.3.0", "h/*:GPU")]
 )
 def test_names_are_whole_for_releases_that_match_no_pattern(tensorrt, names):

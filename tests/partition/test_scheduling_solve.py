@@ -302,3 +302,20 @@ def test_a_search_ends_at_what_is_enough(objective, rng):
         easy = solve(problem, objective, enough=1.5 * best)
         assert best * (1 - 1e-6) <= easy.value <= max(1.5 * best, best * (1 + 1e-6))
         assert solve(problem, objective, enough=best / 2).value == pytest.approx(best)
+
+
+def test_a_start_far_from_the_best_does_not_hide_what_intervals_find():
+    """A long chain with one cheap cut, from all on the GPU and with no time for a program."""
+    on = {"gpu": 2.0, "dla0": 2.0}
+    dear = {"to_dla": 1.0, "to_gpu": 1.0}
+    tasks = tuple(Task(f"t{i}", on) for i in range(100))
+    flows = tuple(
+        Flow(f"f{i}", f"t{i}", (f"t{i + 1}",), crossing_us={} if i == 59 else dear)
+        for i in range(99)
+    )
+    problem = Problem((Network("chain", tasks, flows),), TWO, alternate_dlas=True)
+    start = gpu_only(problem)
+    assert value_of(problem, "utilisation", costs_of(problem, start)) == 200
+    solution = solve(problem, "utilisation", 1e-6, starts=[start], below=180)
+    assert solution.value == solve(problem, "utilisation", 1e-6).value
+    assert solution.value < 80

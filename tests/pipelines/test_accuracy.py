@@ -93,14 +93,14 @@ def brute_force(predictions, truths, class_id):
         if p.class_ids[i] == class_id
     ]
     rows.sort(key=lambda row: -row[0])
-    wanted = [
+    expected = [
         [t.boxes[i].tolist() for i in range(len(t.boxes)) if t.class_ids[i] == class_id]
         for t in truths
     ]
-    total = sum(map(len, wanted))
+    total = sum(map(len, expected))
     taken, points, hits = set(), [], 0
     for rank, (_, n, box) in enumerate(rows, 1):
-        overlaps = [_iou(box, other) for other in wanted[n]]
+        overlaps = [_iou(box, other) for other in expected[n]]
         best = max(range(len(overlaps)), key=overlaps.__getitem__, default=None)
         if best is not None and overlaps[best] >= 0.5 and (n, best) not in taken:
             taken.add((n, best))

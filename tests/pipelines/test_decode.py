@@ -55,12 +55,12 @@ def brute_force_grid(boxes, scores, config, view):
                 if score >= config.score_threshold and box[0] < box[2] and box[1] < box[3]:
                     found.append((box, score, class_id))
                 cell += 1
-    kept = brute_force_nms(
+    survivors = brute_force_nms(
         [f[0] for f in found], [f[1] for f in found], [f[2] for f in found], config.iou_threshold
     )
     limits = (view.frame_width, view.frame_height) * 2
     placed = []
-    for box, score, class_id in (found[k] for k in kept[: config.max_detections]):
+    for box, score, class_id in (found[k] for k in survivors[: config.max_detections]):
         cut = [min(max(v, 0.0), limit) for v, limit in zip(box, limits, strict=True)]
         if cut[0] < cut[2] and cut[1] < cut[3]:
             placed.append((cut, score, class_id))
@@ -75,13 +75,13 @@ def test_grid_equals_the_cell_by_cell_reference(seed, resize):
     view = View(fit(75, 110, preprocess), 110, 75, 64, 32)
     boxes = rng.uniform(-0.5, 3.0, (1, 4, CELLS)).astype(np.float32)
     scores = rng.uniform(0.0, 1.0, (1, 3, CELLS)).astype(np.float32)
-    found = decode({"boxes": boxes, "scores": scores}, GRID, view)
-    wanted = brute_force_grid(boxes, scores, GRID, view)
-    assert isinstance(found, Detections)
-    assert len(wanted) > 3
-    np.testing.assert_allclose(found.boxes, [w[0] for w in wanted], atol=1e-3)
-    np.testing.assert_allclose(found.scores, [w[1] for w in wanted], atol=1e-6)
-    assert found.class_ids.tolist() == [w[2] for w in wanted]
+    detections = decode({"boxes": boxes, "scores": scores}, GRID, view)
+    expected = brute_force_grid(boxes, scores, GRID, view)
+    assert isinstance(detections, Detections)
+    assert len(expected) > 3
+    np.testing.assert_allclose(detections.boxes, [w[0] for w in expected], atol=1e-3)
+    np.testing.assert_allclose(detections.scores, [w[1] for w in expected], atol=1e-6)
+    assert detections.class_ids.tolist() == [w[2] for w in expected]
 
 
 def test_cells_go_level_by_level_and_row_by_row():
@@ -89,9 +89,9 @@ def test_cells_go_level_by_level_and_row_by_row():
     scores = np.zeros((1, 2, CELLS), np.float32)
     scores[0, 1, 8 + 3] = 0.9  # stride 8: row 1, column 3
     scores[0, 0, 32 + 4 + 2] = 0.8  # stride 16: row 1, column 2
-    found = decode({"boxes": boxes, "scores": scores}, GRID, VIEW)
-    assert found.boxes.tolist() == [[26, 10, 30, 14], [36, 20, 44, 28]]
-    assert found.class_ids.tolist() == [1, 0]
+    detections = decode({"boxes": boxes, "scores": scores}, GRID, VIEW)
+    assert detections.boxes.tolist() == [[26, 10, 30, 14], [36, 20, 44, 28]]
+    assert detections.class_ids.tolist() == [1, 0]
 
 
 def test_boxes_are_clipped_to_the_frame_and_those_outside_go():
@@ -99,8 +99,8 @@ def test_boxes_are_clipped_to_the_frame_and_those_outside_go():
     scores = np.zeros((1, 1, CELLS), np.float32)
     scores[0, 0, 0] = 0.9
     view = View(Geometry(1.0, 1.0, 0, 8), 64, 16, 64, 32)
-    found = decode({"boxes": boxes, "scores": scores}, GRID, view)
-    assert found.boxes.tolist() == [[0, 0, 64, 16]]
+    detections = decode({"boxes": boxes, "scores": scores}, GRID, view)
+    assert detections.boxes.tolist() == [[0, 0, 64, 16]]
     boxes[0, :, 0] = 0.1  # now it lies in the padding above the picture
     assert len(decode({"boxes": boxes, "scores": scores}, GRID, view).boxes) == 0
 
@@ -118,9 +118,9 @@ def test_no_object_gives_empty_arrays_of_the_right_kind():
         "boxes": np.ones((1, 4, CELLS), np.float32),
         "scores": np.zeros((1, 2, CELLS), np.float32),
     }
-    found = decode(outputs, GRID, VIEW)
-    assert (found.boxes.shape, found.boxes.dtype) == ((0, 4), np.float32)
-    assert (found.scores.shape, found.class_ids.shape) == ((0,), (0,))
+    detections = decode(outputs, GRID, VIEW)
+    assert (detections.boxes.shape, detections.boxes.dtype) == ((0, 4), np.float32)
+    assert (detections.scores.shape, detections.class_ids.shape) == ((0,), (0,))
 
 
 def test_of_very_many_candidates_the_best_survive():
@@ -128,12 +128,12 @@ def test_of_very_many_candidates_the_best_survive():
     view = View(Geometry(1.0, 1.0), 64, 64, 64, 64)
     scores = np.linspace(0.2, 0.9, 4096, dtype=np.float32).reshape(1, 1, -1)
     boxes = np.full((1, 4, 4096), 0.4, np.float32)
-    found = decode({"boxes": boxes, "scores": scores}, config, view)
+    detections = decode({"boxes": boxes, "scores": scores}, config, view)
     assert CHUNK < 4096
-    np.testing.assert_array_equal(found.scores, scores[0, 0, ::-1][: config.max_detections])
+    np.testing.assert_array_equal(detections.scores, scores[0, 0, ::-1][: config.max_detections])
     config = msgspec.structs.replace(config, max_detections=1024)
-    found = decode({"boxes": boxes, "scores": scores}, config, view)
-    np.testing.assert_array_equal(found.scores, scores[0, 0, ::-1][:1024])
+    detections = decode({"boxes": boxes, "scores": scores}, config, view)
+    np.testing.assert_array_equal(detections.scores, scores[0, 0, ::-1][:1024])
 
 
 @st.composite
@@ -153,7 +153,7 @@ def box_sets(draw):
 @given(box_sets(), st.sampled_from([0.31, 0.5, 0.77]))
 def test_nms_equals_the_pairwise_reference(boxes, threshold):
     corners, scores, classes = boxes
-    kept = suppress(
+    survivors = suppress(
         np.array(corners, np.float32).reshape(-1, 4),
         np.array(scores, np.float32),
         np.array(classes, np.int64),
@@ -165,36 +165,40 @@ def test_nms_equals_the_pairwise_reference(boxes, threshold):
         abs(overlap(a, b) - threshold) < 1e-6 for a in corners for b in corners if a is not b
     )
     if not close:
-        assert kept.tolist() == brute_force_nms(corners, scores, classes, threshold)
+        assert survivors.tolist() == brute_force_nms(corners, scores, classes, threshold)
 
 
 def test_nms_keeps_fractions_of_far_classes_apart():
     box = [[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 10.0, 10.2]]
     classes = np.array([900, 900], np.int64)
-    kept = suppress(np.array(box, np.float32), np.array([0.9, 0.8], np.float32), classes, 0.99, 9)
-    assert kept.tolist() == [0, 1]  # IoU is 0.980
-    kept = suppress(np.array(box, np.float32), np.array([0.9, 0.8], np.float32), classes, 0.97, 9)
-    assert kept.tolist() == [0]
+    survivors = suppress(
+        np.array(box, np.float32), np.array([0.9, 0.8], np.float32), classes, 0.99, 9
+    )
+    assert survivors.tolist() == [0, 1]  # IoU is 0.980
+    survivors = suppress(
+        np.array(box, np.float32), np.array([0.9, 0.8], np.float32), classes, 0.97, 9
+    )
+    assert survivors.tolist() == [0]
 
 
 def test_classification_gives_the_best_classes_with_probabilities():
     logits = np.array([[1.0, 3.0, 2.0, -5.0]], np.float32)
-    found = decode({"s": logits}, Classification(scores="s", top=2), VIEW)
-    assert isinstance(found, ClassScores)
+    detections = decode({"s": logits}, Classification(scores="s", top=2), VIEW)
+    assert isinstance(detections, ClassScores)
     powers = np.exp([3.0, 2.0, 1.0, -5.0])
-    assert found.class_ids.tolist() == [1, 2]
-    np.testing.assert_allclose(found.scores, powers[:2] / powers.sum(), rtol=1e-6)
+    assert detections.class_ids.tolist() == [1, 2]
+    np.testing.assert_allclose(detections.scores, powers[:2] / powers.sum(), rtol=1e-6)
 
 
 def test_classification_leaves_probabilities_of_the_model_alone():
     outputs = {"s": np.array([[0.25, 0.75]], np.float32)}
-    found = decode(outputs, Classification(scores="s", softmax=False), VIEW)
-    assert found.scores.tolist() == [0.75, 0.25]
+    detections = decode(outputs, Classification(scores="s", softmax=False), VIEW)
+    assert detections.scores.tolist() == [0.75, 0.25]
 
 
 def test_large_logits_do_not_overflow():
-    found = decode({"s": np.array([[1e4, 0.0]], np.float32)}, Classification(scores="s"), VIEW)
-    assert found.scores.tolist() == [1.0, 0.0]
+    detections = decode({"s": np.array([[1e4, 0.0]], np.float32)}, Classification(scores="s"), VIEW)
+    assert detections.scores.tolist() == [1.0, 0.0]
 
 
 def test_missing_output_is_named_with_those_that_exist():

@@ -164,13 +164,13 @@ def test_suppression_of_few_and_of_very_many_boxes(rng, chunk, monkeypatch):
     boxes = np.concatenate([corners, corners + rng.uniform(5, 40, (count, 2))], 1)
     boxes, scores = boxes.astype(np.float32), rng.permutation(count).astype(np.float32) + 1
     classes = rng.integers(0, 3, count)
-    kept = suppress(boxes, scores, classes, 0.45, 200)
+    survivors = suppress(boxes, scores, classes, 0.45, 200)
     items = [
         {"box": b, "score": s, "class": c, "row": row}
         for row, (b, s, c) in enumerate(zip(boxes.tolist(), scores, classes, strict=True))
     ]
     expected = ref.greedy(items, lambda a, b: ref.overlap(a["box"], b["box"]), 0.45)
-    assert kept.tolist() == [item["row"] for item in expected][:200]
+    assert survivors.tolist() == [item["row"] for item in expected][:200]
 
 
 @pytest.mark.parametrize("chunk", [nms.ROTATED_CHUNK, 7])
@@ -180,7 +180,7 @@ def test_rotated_suppression_agrees_with_the_matrix_form(rng, chunk, monkeypatch
         [rng.uniform(0, 40, (60, 2)), rng.uniform(2, 30, (60, 2)), rng.uniform(-4, 4, 60)]
     ).astype(np.float32)
     scores, classes = rng.permutation(60).astype(np.float32), rng.integers(0, 2, 60)
-    kept = suppress_rotated(rotated, scores, classes, 0.3, 100)
+    survivors = suppress_rotated(rotated, scores, classes, 0.3, 100)
     items = [
         {"rotated": r, "score": s, "class": c, "row": row}
         for row, (r, s, c) in enumerate(zip(rotated.tolist(), scores, classes, strict=True))
@@ -188,8 +188,8 @@ def test_rotated_suppression_agrees_with_the_matrix_form(rng, chunk, monkeypatch
     expected = ref.fast(
         items, lambda a, b: ref.probabilistic_overlap(a["rotated"], b["rotated"]), 0.3
     )
-    assert 3 < len(kept) < 60
-    assert kept.tolist() == [item["row"] for item in expected]
+    assert 3 < len(survivors) < 60
+    assert survivors.tolist() == [item["row"] for item in expected]
 
 
 def test_rows_of_detections_are_taken_together():

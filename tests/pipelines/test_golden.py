@@ -133,8 +133,8 @@ def test_golden_inputs_that_unpack_to_a_thousandfold_are_refused_unread(
     assert bomb.stat().st_size < (1 << 26) / 900
     tracemalloc.start()  # of numpy's arrays, too
     try:
-        said = r"golden\.npz .* bytes unpacked, the limit is"
-        with open_session(slot / ENGINE) as session, pytest.raises(BundleError, match=said):
+        message = r"golden\.npz .* bytes unpacked, the limit is"
+        with open_session(slot / ENGINE) as session, pytest.raises(BundleError, match=message):
             check_golden(session, bomb, 0.02)
         assert tracemalloc.get_traced_memory()[1] < 1 << 25
     finally:

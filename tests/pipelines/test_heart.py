@@ -33,10 +33,10 @@ class Given:
 
 
 def last_beat(*sources: Given, filters: tuple[Given, ...] = ()) -> Heartbeat:
-    said: list[ChildMessage] = []
-    heart = HeartbeatSender(said.append)
+    messages: list[ChildMessage] = []
+    heart = HeartbeatSender(messages.append)
     heart.watch(sources, [], filters)  # type: ignore[arg-type]
-    beat = said[-1]
+    beat = messages[-1]
     assert isinstance(beat, Heartbeat)
     return beat
 
@@ -66,14 +66,14 @@ def test_frames_that_are_left_out_are_taken_and_those_of_threads_are_not() -> No
 
 
 def test_a_loop_with_slow_frames_says_that_it_may_be_silent() -> None:
-    said: list[ChildMessage] = []
-    heart = HeartbeatSender(said.append)
+    messages: list[ChildMessage] = []
+    heart = HeartbeatSender(messages.append)
     heart.watch([Given(0.0)], [])  # type: ignore[list-item]
     for wait_s in (0.2, 0.2, 0.0, 0.9, 0.2):
         time.sleep(wait_s)
         heart.frame_done(None)
     heart.end()
-    beats = [message for message in said if isinstance(message, Heartbeat)]
+    beats = [message for message in messages if isinstance(message, Heartbeat)]
     assert beats[0].quiet_s == 0.0
     assert 0.6 <= beats[-2].quiet_s < 2.7  # three times the usual silence, not the longest
     assert beats[-1].quiet_s == ENDING_S
@@ -140,7 +140,7 @@ def test_a_camera_whose_frames_are_all_too_old_is_away_by_name() -> None:
 
 def test_a_time_lapse_says_so_and_is_taken(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "0.png"), scene(0, 0))
-    said: list[ChildMessage] = []
+    messages: list[ChildMessage] = []
     stop = threading.Event()
     config = colour_pipeline(tmp_path, loop=True)
     source = SourceConfig(uri=f"images://{tmp_path}?fps=50", loop=True, max_hz=0.001)
@@ -149,20 +149,20 @@ def test_a_time_lapse_says_so_and_is_taken(tmp_path: Path) -> None:
         args=(
             replace(config, source=source),
             Model(ColourDetector(), LABELS, ""),
-            RunOptions(emit=said.append, stop=stop),
+            RunOptions(emit=messages.append, stop=stop),
         ),
     )
     thread.start()
 
     def taken() -> list[int]:
-        return [one.taken for one in list(said) if isinstance(one, Heartbeat)]
+        return [one.taken for one in list(messages) if isinstance(one, Heartbeat)]
 
     try:
         wait_for(lambda: len(set(taken())) >= 3, PATIENCE_S, "frames are left out")
     finally:
         stop.set()
         thread.join(PATIENCE_S)
-    beats = [one for one in said if isinstance(one, Heartbeat)]
+    beats = [one for one in messages if isinstance(one, Heartbeat)]
     assert beats[-1].frames <= 2  # the limit lets a first pair pass
     assert beats[-1].gap_s == pytest.approx(1000.02 + SLACK_S)
     assert (beats[-1].quiet_s, beats[-1].state) == (ENDING_S, "running")

@@ -224,8 +224,8 @@ STREAM = OK + b"Content-Type: multipart/x-mixed-replace; boundary=b\r\n\r\n"
 
 
 def part(data: bytes, length: str | None = None) -> bytes:
-    said = f"Content-Length: {length or len(data)}\r\n\r\n".encode()
-    return b"--b\r\nContent-Type: image/jpeg\r\n" + said + data + b"\r\n"
+    message = f"Content-Length: {length or len(data)}\r\n\r\n".encode()
+    return b"--b\r\nContent-Type: image/jpeg\r\n" + message + data + b"\r\n"
 
 
 @contextmanager

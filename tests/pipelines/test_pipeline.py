@@ -50,7 +50,7 @@ from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sink_config import JsonlSink
 from pipelines.sinks.events import encode_event
-from pipelines.stages.fit import check_fit
+from pipelines.stages.fit import check_model
 from toolkit.cli.commands.run import run as run_command
 from toolkit.engine.build import BuildOptions, build_engine
 
@@ -218,22 +218,24 @@ GOOD_SCORES = tensor("scores", 1, 2, 64)
     ],
 )
 def test_engine_that_does_not_fit_is_refused_before_the_first_frame(session, says):
+    pipeline = colour_pipeline("x")
     with pytest.raises(PipelineError, match=says):
-        check_fit(colour_pipeline("x"), session.inputs, session.outputs, LABELS)
+        check_model(pipeline, pipeline.first, session.inputs, session.outputs, LABELS)
 
 
 def test_dynamic_sizes_of_an_engine_are_let_through():
     outputs = (tensor("boxes", 1, 4, None), tensor("scores", "batch", 2, None))
     session = Other((tensor("x", "batch", 3, "height", "width"),), outputs)
-    check_fit(colour_pipeline("x"), session.inputs, session.outputs, LABELS)
+    pipeline = colour_pipeline("x")
+    check_model(pipeline, pipeline.first, session.inputs, session.outputs, LABELS)
 
 
 def test_classification_engine_is_checked_by_its_labels():
     config = msgspec.structs.replace(colour_pipeline("x"), decode=Classification(scores="p"))
     session = Other(outputs=(tensor("p", 1, 2),))
-    check_fit(config, session.inputs, session.outputs, LABELS)
+    check_model(config, config.first, session.inputs, session.outputs, LABELS)
     with pytest.raises(PipelineError, match=r"2 classes but labels\.txt names 3"):
-        check_fit(config, session.inputs, session.outputs, ("a", "b", "c"))
+        check_model(config, config.first, session.inputs, session.outputs, ("a", "b", "c"))
 
 
 def test_figures_hold_percentiles_of_the_interval_and_start_anew():
@@ -272,10 +274,10 @@ def folder_of(tmp_path, engine, uri, source="", sinks=""):
 def test_engine_gives_what_the_reference_gives(engine):
     rng = np.random.default_rng(11)
     feeds = {"images": rng.random((1, 3, 64, 64), np.float32)}
-    wanted = ColourDetector().infer(feeds)
+    expected = ColourDetector().infer(feeds)
     with open_engine(engine) as opened, Session(opened) as session:
         got = session.infer(feeds)
-    for name, array in wanted.items():
+    for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, atol=1e-5)
 
 

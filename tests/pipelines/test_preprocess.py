@@ -78,11 +78,11 @@ def test_input_equals_the_step_by_step_reference(size, options):
     config = PreprocessConfig(width=96, height=64, **options)
     image = random_image(*size)
     array, _ = preprocess(image, config)
-    wanted = reference(image, config)
-    assert array.shape == wanted.shape == config.input_shape
+    expected = reference(image, config)
+    assert array.shape == expected.shape == config.input_shape
     assert array.dtype == np.float32
     # Absolute, for values up to 255: the reference is float64.
-    np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(array, expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"color": "grey", "mean": (0.0,), "std": (1.0,)}])
@@ -130,8 +130,8 @@ def test_letterbox_maps_boxes_back_to_the_frame():
     _, geometry = preprocess(random_image(100, 200), PreprocessConfig(width=64, height=64))
     assert geometry == Geometry(0.32, 0.32, 0, 16)
     boxes = np.array([[0, 16, 64, 48], [32, 32, 48, 40]], np.float32)
-    wanted = [[0, 0, 200, 100], [100, 50, 150, 75]]
-    np.testing.assert_allclose(geometry.to_frame(boxes), wanted, atol=1e-4)
+    expected = [[0, 0, 200, 100], [100, 50, 150, 75]]
+    np.testing.assert_allclose(geometry.to_frame(boxes), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [(2161, 3840), (333, 500), (7, 1000)])
@@ -148,8 +148,8 @@ def test_stretch_maps_boxes_back_to_the_frame():
     _, geometry = preprocess(random_image(100, 200), config)
     assert geometry == Geometry(0.32, 0.64)
     boxes = np.array([[0, 0, 64, 64], [32, 32, 48, 40]], np.float32)
-    wanted = [[0, 0, 200, 100], [100, 50, 150, 62.5]]
-    np.testing.assert_allclose(geometry.to_frame(boxes), wanted, atol=1e-4)
+    expected = [[0, 0, 200, 100], [100, 50, 150, 62.5]]
+    np.testing.assert_allclose(geometry.to_frame(boxes), expected, atol=1e-4)
 
 
 def test_object_is_found_again_where_it_was():

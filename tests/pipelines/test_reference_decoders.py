@@ -82,8 +82,8 @@ def ultralytics_rows(rows, classes, conf, iou, max_det):
     likely = score > conf
     box = corners(rows[likely, :4])
     score, best, extras = score[likely], best[likely], rows[likely, 4 + classes :]
-    kept = nms(apart(box, best), score, iou, max_det)
-    return torch.cat([box, score[:, None], best[:, None].float(), extras], 1)[kept]
+    survivors = nms(apart(box, best), score, iou, max_det)
+    return torch.cat([box, score[:, None], best[:, None].float(), extras], 1)[survivors]
 
 
 @pytest.mark.parametrize("conf", [0.001, 0.25])
@@ -191,12 +191,12 @@ def test_yolox_suppresses_in_pixels_of_the_input():
     box = corners(box)
     score, best = (torch.from_numpy(rows[:, 5:]) * torch.from_numpy(rows[:, 4:5])).max(1)
     likely = score >= 0.5
-    kept = nms(apart(box[likely], best[likely]), score[likely], 0.45)
-    boxes = clip(to_frame(box[likely][kept]))
+    survivors = nms(apart(box[likely], best[likely]), score[likely], 0.45)
+    boxes = clip(to_frame(box[likely][survivors]))
     shown = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)
     config = Yolox(score_threshold=0.5, max_detections=300)
     result = decode({"output": rows[None]}, config, frame_view())
-    np.testing.assert_array_equal(result.scores, score[likely][kept][shown])
+    np.testing.assert_array_equal(result.scores, score[likely][survivors][shown])
     np.testing.assert_allclose(result.boxes, boxes[shown], atol=5e-3)
 
 
@@ -223,15 +223,15 @@ def test_scrfd_counts_the_last_pixel_of_small_faces():
     boxes = np.concatenate([points - sides[:, :2] * 8, points + sides[:, 2:] * 8], 1)
     faces = np.flatnonzero(scores[:, 0] >= 0.6)
     frame = to_frame(torch.from_numpy(boxes[faces])).numpy()
-    kept = inclusive_nms(frame.astype(np.float64), scores[faces, 0], 0.4)
-    cut = clip(torch.from_numpy(frame[kept]))
+    survivors = inclusive_nms(frame.astype(np.float64), scores[faces, 0], 0.4)
+    cut = clip(torch.from_numpy(frame[survivors]))
     shown = ((cut[:, 2:] - cut[:, :2]) > 0).all(1).numpy()
     config = Scrfd(scores=("s",), boxes=("b",), strides=(8,), score_threshold=0.6,
                    max_detections=20_000)  # fmt: skip
     result = decode({"s": scores, "b": sides}, config, frame_view())
-    np.testing.assert_array_equal(result.scores, scores[faces, 0][kept][shown])
+    np.testing.assert_array_equal(result.scores, scores[faces, 0][survivors][shown])
     exclusive = nms(torch.from_numpy(frame), torch.from_numpy(scores[faces, 0]), 0.4, 20_000)
-    assert len(exclusive) != len(kept)  # the pixel decides some
+    assert len(exclusive) != len(survivors)  # the pixel decides some
 
 
 def test_blazeface_gives_the_mean_of_boxes_that_overlap():

@@ -362,14 +362,16 @@ def test_a_file_that_is_edited_again_and_again_loses_no_frame(tmp_path: Path) ->
         RunOptions(emit=editor.messages.append, stop=stop, reload=ReloadFile(path)),
         watch=editor.on_result,
     )
-    said = [one.refused or "; ".join(one.changes) for one in editor.reloads()]
-    assert said[0] == "decode.score_threshold: 0.5 -> 0.999999"
-    assert "is not valid TOML" in said[1]
-    assert "preprocess.width cannot change" in said[2]
-    assert said[3] == "decode.score_threshold: 0.999999 -> 0.5; zones: yard new; sinks: jsonl new"
-    assert "[roi] leaves 0 x 0 pixels" in said[4]
-    assert said[5] == "load: none -> a table; zones: yard gone; sinks: jsonl gone"
-    assert said[6] == "load: a table -> none"
+    messages = [one.refused or "; ".join(one.changes) for one in editor.reloads()]
+    assert messages[0] == "decode.score_threshold: 0.5 -> 0.999999"
+    assert "is not valid TOML" in messages[1]
+    assert "preprocess.width cannot change" in messages[2]
+    assert (
+        messages[3] == "decode.score_threshold: 0.999999 -> 0.5; zones: yard new; sinks: jsonl new"
+    )
+    assert "[roi] leaves 0 x 0 pixels" in messages[4]
+    assert messages[5] == "load: none -> a table; zones: yard gone; sinks: jsonl gone"
+    assert messages[6] == "load: a table -> none"
     numbers = [one.frame.seq for one in editor.results]
     assert numbers == list(range(len(numbers)))
     rows = [json.loads(line) for line in seen.read_text().splitlines()]

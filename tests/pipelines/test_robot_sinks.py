@@ -33,8 +33,8 @@ RED = ([10, 20, 30.04, 40], 0.5, 0)
 
 
 def tracked(*rows, tracks):
-    found = detections(*rows)
-    return Detections(found.boxes, found.scores, found.class_ids, np.array(tracks, np.int64))
+    decoded = detections(*rows)
+    return Detections(decoded.boxes, decoded.scores, decoded.class_ids, np.array(tracks, np.int64))
 
 
 def result(found, *, seq=0, camera="", zones=None, time_s=0.0):
@@ -231,9 +231,9 @@ def test_paused_frames_are_counted_and_weak_detections_dropped():
     ]
     assert controls.dropped == {"paused": 2}
     controls.set_least_score("b", 0.5)
-    found = detections(([0, 0, 1, 1], 0.5, 0), ([0, 0, 1, 1], 0.49, 0))
-    assert len(controls.filtered(found, "b")) == 1
-    assert controls.filtered(found, "a") is found
+    decoded = detections(([0, 0, 1, 1], 0.5, 0), ([0, 0, 1, 1], 0.49, 0))
+    assert len(controls.filtered(decoded, "b")) == 1
+    assert controls.filtered(decoded, "a") is decoded
 
 
 # --- ROS 2
@@ -346,9 +346,9 @@ def test_prometheus_reads_frames_zones_and_stages():
 def test_a_page_whose_name_points_here_reads_no_figures(host):
     with open_sink(PrometheusSink(port=0), context()) as sink:
         url = f"http://127.0.0.1:{sink.port}/metrics"
-        asked = urllib.request.Request(url, headers={"Host": host})
+        request = urllib.request.Request(url, headers={"Host": host})
         with pytest.raises(urllib.error.HTTPError, match="421"):
-            urllib.request.urlopen(asked, timeout=PATIENCE_S)
+            urllib.request.urlopen(request, timeout=PATIENCE_S)
 
 
 def test_prometheus_says_zero_for_what_has_gone():
@@ -372,8 +372,8 @@ def test_a_port_that_is_taken_is_named():
 def test_hundred_tracked_detections_stay_small():
     rng = np.random.default_rng()
     boxes = rng.uniform(0, 1920, (100, 4))
-    found = tracked(*[(box, 0.87654, 1) for box in boxes], tracks=range(100))
-    assert len(result(found).payload) < 10_000
+    actual = tracked(*[(box, 0.87654, 1) for box in boxes], tracks=range(100))
+    assert len(result(actual).payload) < 10_000
 
 
 # --- the schema of payloads

@@ -76,9 +76,9 @@ def test_a_camera_as_it_is_delivered_gives_frames_in_order_with_its_own_times(
 ) -> None:
     with rtsp_server(path=path) as server:
         frames = take(server.url, 15)
-        said = probe(server.url)
-    assert said[:2] == [codec, profile]
-    assert (int(said[2]) > 0) == (b_frames > 0)
+        output = probe(server.url)
+    assert output[:2] == [codec, profile]
+    assert (int(output[2]) > 0) == (b_frames > 0)
     assert all(frame.image.shape == (width * 9 // 16, width, 3) for frame in frames)
     assert frames[0].fps == FPS
     assert moves_evenly([frame.image for frame in frames])
@@ -189,9 +189,9 @@ def describe(answer: bytes, port: int) -> bytes:
     video = [line for line in lines if line.startswith(("a=rtpmap:96", "a=fmtp:96"))]
     base = f"rtsp://127.0.0.1:{port}{HIKVISION}"
     text = SESSION.format(base=base, video="\n".join(video)).replace("\n", "\r\n").encode()
-    kept = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
-    kept.append(b"Content-Length: %d" % len(text))
-    return b"\r\n".join(kept) + b"\r\n\r\n" + text
+    lines_left = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    lines_left.append(b"Content-Length: %d" % len(text))
+    return b"\r\n".join(lines_left) + b"\r\n\r\n" + text
 
 
 def forward(client: socket.socket, server: socket.socket, port: int) -> None:

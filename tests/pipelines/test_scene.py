@@ -13,6 +13,7 @@ import cv2
 import msgspec
 import numpy as np
 import pytest
+import supervision
 from msgspec import UNSET
 from video_fixtures import (
     COLOUR_TOML,
@@ -40,9 +41,8 @@ from pipelines.sinks.events import make_event
 from pipelines.sinks.files import OutputFiles, check_release
 from pipelines.sinks.result import FrameResult
 from pipelines.stages.decoders.table import ROWS
-from pipelines.stages.fit import check_fit
 from pipelines.stages.roi import Roi, shifted
-from pipelines.stages.scene import Scene
+from pipelines.stages.scene import Scene, check_scene
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 
 DETECTOR = Model(ColourDetector(), LABELS, "0" * 64)
@@ -96,12 +96,12 @@ def test_a_region_beside_the_frame_is_refused(crop):
 
 def test_an_object_that_the_border_cuts_off_is_in_a_region_that_ends_there():
     roi = Roi(RoiConfig(polygon=((0, 0), (1, 0), (1, 1), (0, 1)), anchor="bottom"))
-    found = Detections(np.float32([[10, 20, 30, 60]]), np.float32([0.5]), np.int64([0]))
-    assert len(roi.keep(found, 80, 60)) == 1
+    detections = Detections(np.float32([[10, 20, 30, 60]]), np.float32([0.5]), np.int64([0]))
+    assert len(roi.keep(detections, 80, 60)) == 1
 
 
 def test_results_of_a_crop_are_moved_with_all_their_parts():
-    found = Detections(
+    detections = Detections(
         np.float32([[1, 2, 3, 4]]),
         np.float32([0.5]),
         np.int64([0]),
@@ -109,7 +109,7 @@ def test_results_of_a_crop_are_moved_with_all_their_parts():
         masks=Masks((np.ones((2, 2), np.float32),), np.float32([[1, 2, 3, 4]])),
         rotated=np.float32([[2, 3, 2, 2, 0.1]]),
     )
-    moved = shifted(found, 10, 20)
+    moved = shifted(detections, 10, 20)
     assert moved.boxes.tolist() == [[11, 22, 13, 24]]
     assert moved.keypoints[0, 0].tolist() == [11, 22, 0.5]
     assert moved.masks.regions.tolist() == [[11, 22, 13, 24]]
@@ -199,14 +199,14 @@ def test_a_result_says_when_and_where_it_was_made(tmp_path):
 def test_zones_without_a_tracker_are_refused(tmp_path):
     config = walking(tmp_path, zones=(ZoneConfig(name="a", polygon=LEFT_HALF),))
     with pytest.raises(PipelineError, match=r"no \[tracker\]"):
-        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
+        check_scene(config, LABELS)
 
 
 def test_a_tracker_needs_boxes(tmp_path):
     config = walking(tmp_path, tracker=TRACKER)
     config = msgspec.structs.replace(config, decode=Classification(scores="scores"))
     with pytest.raises(PipelineError, match="decoder 'classification' gives none"):
-        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
+        check_scene(config, LABELS)
 
 
 def test_the_decoders_without_boxes_are_those_that_give_no_detections():
@@ -218,7 +218,7 @@ def test_the_decoders_without_boxes_are_those_that_give_no_detections():
 def test_snapshots_without_a_tracker_are_refused(tmp_path):
     config = walking(tmp_path, sinks=(SnapshotSink(path="seen"),))
     with pytest.raises(PipelineError, match=r"a snapshot sink and no \[tracker\]"):
-        check_fit(config, ColourDetector.inputs, ColourDetector.outputs, LABELS)
+        check_scene(config, LABELS)
 
 
 def test_the_tables_of_a_pipeline_are_read(tmp_path):
@@ -316,11 +316,11 @@ def test_a_tracker_that_comes_back_gives_no_number_again(tmp_path):
 
 
 def test_a_picture_is_made_once_however_many_threads_look_at_it():
-    made = []
+    values = []
     both = threading.Barrier(2)
 
     def picture():
-        made.append(threading.get_ident())
+        values.append(threading.get_ident())
         with suppress(threading.BrokenBarrierError):
             both.wait(0.3)  # passes if the other thread makes one, too
         return np.zeros((4, 4, 3), np.uint8)
@@ -328,7 +328,7 @@ def test_a_picture_is_made_once_however_many_threads_look_at_it():
     frame = Frame(picture, 0, Stamp.now(), Stamp.now(), "test")
     with ThreadPoolExecutor(2) as threads:
         images = list(threads.map(lambda _: frame.image, range(2)))
-    assert len(made) == 1
+    assert len(values) == 1
     assert images[0] is images[1]
 
 
@@ -391,12 +391,32 @@ def test_results_come_one_by_one(bundle, tmp_path):
 
 def test_a_result_converts_to_supervision(tmp_path):
     (_, result, *_) = run_all(walking(tmp_path, tracker=TRACKER))
-    supervision = pytest.importorskip("supervision")  # it brings an OpenCV of its own: no extra
     converted = result.to_supervision()
     assert isinstance(converted, supervision.Detections)
     assert converted.xyxy.tolist() == result.detections.boxes.tolist()
     assert converted.tracker_id.tolist() == [1]
     assert converted.data["class_name"].tolist() == ["red"]
+    objects = result.detections
+    pairs = [
+        (converted.xyxy, objects.boxes),
+        (converted.confidence, objects.scores),
+        (converted.class_id, objects.class_ids),
+        (converted.tracker_id, objects.track_ids),
+    ]
+    assert all(np.shares_memory(theirs, ours) for theirs, ours in pairs)
+
+
+def test_a_result_converts_to_pandas_without_copies(tmp_path):
+    (_, result, *_) = run_all(walking(tmp_path, tracker=TRACKER))
+    table = result.to_pandas()
+    assert [*table] == ["x1", "y1", "x2", "y2", "score", "class_id", "track_id", "label"]
+    objects = result.detections
+    assert table[["x1", "y1", "x2", "y2"]].to_numpy().tolist() == objects.boxes.tolist()
+    assert table["label"].tolist() == ["red"]
+    numbers = {"x1": objects.boxes, "score": objects.scores, "track_id": objects.track_ids}
+    assert all(np.shares_memory(table[key].to_numpy(), ours) for key, ours in numbers.items())
+    event = msgspec.structs.replace(result.event, detections=())
+    assert len(replace(result, decoded=no_detections(), event=event).to_pandas()) == 0
 
 
 def test_a_result_without_objects_says_what_it_is(tmp_path):

@@ -71,12 +71,12 @@ def test_event_of_a_classification_has_no_boxes():
 def test_hundred_detections_stay_small_and_quick():
     rng = np.random.default_rng(1)
     boxes = rng.uniform(0, 1920, (100, 4))
-    found = detections(*[(box, 0.87654, 1) for box in boxes])
-    assert len(result(objects=found).payload) < 9000
+    decoded = detections(*[(box, 0.87654, 1) for box in boxes])
+    assert len(result(objects=decoded).payload) < 9000
     frame = frame_of(gray_frame(0))
     start = time.perf_counter()
     for _ in range(50):
-        encode_event(make_event("p", frame, found, LABELS, STAGES))
+        encode_event(make_event("p", frame, decoded, LABELS, STAGES))
     assert (time.perf_counter() - start) / 50 < 0.005  # 0.1 ms on a quiet machine
 
 
@@ -270,10 +270,10 @@ def read_video(path):
 @pytest.mark.parametrize("name", ["out.mp4", "out.avi"])
 def test_video_has_every_frame_with_its_boxes(tmp_path, name):
     path = tmp_path / name
-    found = detections(([40, 60, 120, 100], 0.9, 0))
+    decoded = detections(([40, 60, 120, 100], 0.9, 0))
     with open_sink(VideoSink(path=str(path), fps=12.0), context()) as sink:
         for seq in range(6):
-            sink.write(result(seq, gray_frame(30, 160, 120), found))
+            sink.write(result(seq, gray_frame(30, 160, 120), decoded))
     frames, fps = read_video(path)
     assert (len(frames), round(fps)) == (6, 12)
     assert frames[0].shape == (120, 160, 3)

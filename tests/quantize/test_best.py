@@ -85,8 +85,8 @@ def test_a_budget_names_the_nodes_that_it_cost(tmp_path: Path, rng: np.random.Ge
     plain = best(tmp_path, rng, "agx-orin-64gb", "sqnr:0")
     assert plain.kept == {}
     assert plain.calibration is not None
-    wanted = min(plain.calibration.sqnr_db.values()) + 10
-    result = best(tmp_path, rng, "agx-orin-64gb", f"sqnr:{wanted}")
+    expected = min(plain.calibration.sqnr_db.values()) + 10
+    result = best(tmp_path, rng, "agx-orin-64gb", f"sqnr:{expected}")
     assert result.kept
     assert all(
         why.startswith("the budget: INT8 of it alone costs ") for why in result.kept.values()
@@ -121,5 +121,5 @@ def test_the_command_says_why(tmp_path: Path, rng: np.random.Generator) -> None:
     arguments = [str(model), "--profile", "h200", "--precision", "best", "--data", str(tmp_path)]
     text = CliRunner().invoke(build, arguments, catch_exceptions=False).output
     assert "conv0 stays in floating point: INT8 saves nothing: " in text
-    found = CliRunner().invoke(build, [*arguments, "--json"], catch_exceptions=False)
-    assert "INT8 saves nothing" in json.loads(found.stdout)["keep_float"]["conv0"]
+    result = CliRunner().invoke(build, [*arguments, "--json"], catch_exceptions=False)
+    assert "INT8 saves nothing" in json.loads(result.stdout)["keep_float"]["conv0"]

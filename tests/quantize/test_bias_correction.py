@@ -52,12 +52,12 @@ def open_coarse(model: ir.Model, tensors: Sequence[str]) -> Run:
 
 def means(run: Run, samples: Samples, axes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Channel means, written anew: everything at once in float64."""
-    found = [run(sample) for sample in samples]
+    results = [run(sample) for sample in samples]
     return {
         name: np.moveaxis(
-            np.concatenate([np.asarray(one[name], np.float64) for one in found]), axis, 0
+            np.concatenate([np.asarray(one[name], np.float64) for one in results]), axis, 0
         )
-        .reshape(found[0][name].shape[axis], -1)
+        .reshape(results[0][name].shape[axis], -1)
         .mean(axis=1)
         for name, axis in axes.items()
     }
@@ -66,10 +66,10 @@ def means(run: Run, samples: Samples, axes: Mapping[str, int]) -> dict[str, np.n
 def offset(model: ir.Model, original: ir.Model, samples: Samples) -> float:
     """The largest difference of a channel mean, coarse to float, over all layers, in RMS of it."""
     axes = {layer.tensor: layer.axis for layer in find_bias_layers(original.graph)[0]}
-    wanted = means(ActivationRunner(original, tuple(axes)), samples, axes)
-    found = means(open_coarse(model, tuple(axes)), samples, axes)
+    expected = means(ActivationRunner(original, tuple(axes)), samples, axes)
+    result = means(open_coarse(model, tuple(axes)), samples, axes)
     return max(
-        float(np.abs(found[name] - wanted[name]).max() / np.sqrt(np.mean(wanted[name] ** 2)))
+        float(np.abs(result[name] - expected[name]).max() / np.sqrt(np.mean(expected[name] ** 2)))
         for name in axes
     )
 
@@ -233,11 +233,11 @@ def test_real_int8_gets_its_means_back(tmp_path: Path, rng: np.random.Generator)
         return ActivationRunner(quantized, tensors)
 
     axes = {layer.tensor: layer.axis for layer in find_bias_layers(model.graph)[0]}
-    wanted = means(ActivationRunner(model, tuple(axes)), samples, axes)
+    expected = means(ActivationRunner(model, tuple(axes)), samples, axes)
 
     def largest(changed: ir.Model) -> float:
-        found = means(open_int8(changed, tuple(axes)), samples, axes)
-        return max(float(np.abs(found[name] - wanted[name]).max()) for name in axes)
+        result = means(open_int8(changed, tuple(axes)), samples, axes)
+        return max(float(np.abs(result[name] - expected[name]).max()) for name in axes)
 
     corrected = correct_biases(model, samples, ActivationRunner, open_int8).model
     assert largest(corrected) < largest(model) / 10

@@ -113,14 +113,14 @@ def test_masked_nodes_are_found(rng: np.random.Generator) -> None:
 
 
 def test_everything_in_int8_takes_two_trials(rng: np.random.Generator) -> None:
-    asked: list[frozenset[str]] = []
+    requests: list[frozenset[str]] = []
     measure = additive({"a": 0.1, "b": 0.2})
     result = largest_int8_share(
         {"a": 1.0, "b": 2.0},
-        lambda keep: (asked.append(keep), measure(keep))[1],
+        lambda keep: (requests.append(keep), measure(keep))[1],
         Budget("m", "loss", 0.5),
     )
-    assert (result.keep_float, result.share, len(asked)) == (frozenset(), 1.0, 2)
+    assert (result.keep_float, result.share, len(requests)) == (frozenset(), 1.0, 2)
     assert not result.costs
 
 
@@ -187,8 +187,8 @@ def fragile(tmp_path: Path, rng: np.random.Generator) -> tuple[ir.Model, dict[st
     model = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)[0]
     samples = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(4)]
     trial = TrialModel(model)
-    found = ActivationRunner(model, trial.tensors)(samples[0])
-    return model, {name: float(np.abs(found[name]).max()) for name in trial.tensors}, samples
+    activations = ActivationRunner(model, trial.tensors)(samples[0])
+    return model, {name: float(np.abs(activations[name]).max()) for name in trial.tensors}, samples
 
 
 @pytest.mark.parametrize(("metric", "least"), [("sqnr", 20.0), ("cosine", 0.99), ("margin", 0.9)])

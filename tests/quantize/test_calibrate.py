@@ -227,6 +227,6 @@ def test_with_threads_a_loader_may_reuse_its_memory():
         time.sleep(0.01)
         return {"x": sample["x"]}
 
-    found = observe_tensors(slow, Reused(), ["x"], threads=2).histograms["x"]
-    assert np.flatnonzero(found.bins).size == 9
-    assert (found.minimum, found.maximum, found.elements) == (1.0, 9.0, 900)
+    result = observe_tensors(slow, Reused(), ["x"], threads=2).histograms["x"]
+    assert np.flatnonzero(result.bins).size == 9
+    assert (result.minimum, result.maximum, result.elements) == (1.0, 9.0, 900)

@@ -18,10 +18,10 @@ PAIRS = st.integers(1, 40).flatmap(
 
 
 def test_known_values():
-    found = compare(np.array([3.0, 4.0]), np.array([3.0, 3.0]))
-    assert found.sqnr_db == pytest.approx(10 * math.log10(25))
-    assert found.cosine == pytest.approx(21 / (5 * math.sqrt(18)))
-    assert found.max_abs_error == 1.0
+    comparison = compare(np.array([3.0, 4.0]), np.array([3.0, 3.0]))
+    assert comparison.sqnr_db == pytest.approx(10 * math.log10(25))
+    assert comparison.cosine == pytest.approx(21 / (5 * math.sqrt(18)))
+    assert comparison.max_abs_error == 1.0
 
 
 def test_int8_rounding_of_a_uniform_signal_gives_the_textbook_sqnr():
@@ -34,15 +34,15 @@ def test_int8_rounding_of_a_uniform_signal_gives_the_textbook_sqnr():
 @given(PAIRS)
 def test_measures_equal_their_definitions(pair):
     r, t = (array.astype(np.float64) for array in pair)
-    found = compare(*pair)
-    assert found.max_abs_error == np.abs(r - t).max()
-    assert -1 <= found.cosine <= 1
+    comparison = compare(*pair)
+    assert comparison.max_abs_error == np.abs(r - t).max()
+    assert -1 <= comparison.cosine <= 1
     noise, signal = math.fsum((r - t) ** 2), math.fsum(r**2)
     if noise > 0 and signal > 0:
-        assert found.sqnr_db == pytest.approx(10 * math.log10(signal / noise), abs=1e-9)
+        assert comparison.sqnr_db == pytest.approx(10 * math.log10(signal / noise), abs=1e-9)
         if t.any():
             cosine = math.fsum(r * t) / math.sqrt(signal) / math.sqrt(math.fsum(t**2))
-            assert found.cosine == pytest.approx(cosine, abs=1e-12)
+            assert comparison.cosine == pytest.approx(cosine, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_measures_equal_their_definitions(pair):
     ],
 )
 def test_zero_signals_and_zero_noise_have_documented_values(reference, test, expected):
-    found = compare(np.array(reference, np.float32), np.array(test, np.float32))
-    assert found.cosine == expected.cosine
-    assert found.max_abs_error == expected.max_abs_error
-    assert found.sqnr_db == pytest.approx(expected.sqnr_db)
+    comparison = compare(np.array(reference, np.float32), np.array(test, np.float32))
+    assert comparison.cosine == expected.cosine
+    assert comparison.max_abs_error == expected.max_abs_error
+    assert comparison.sqnr_db == pytest.approx(expected.sqnr_db)
 
 
 def test_sums_do_not_lose_small_errors_of_large_tensors():

@@ -66,19 +66,19 @@ def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
 ) -> None:
     path, data = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 18)
     plain = measure(path, data, RangeOptions("minmax", equalise="off"))
-    found = measure(path, data, RangeOptions("minmax", equalise="auto"))
-    (outcome,) = found.corrections
+    result = measure(path, data, RangeOptions("minmax", equalise="auto"))
+    (outcome,) = result.corrections
     assert outcome.kept
     assert outcome.worst is not None
     assert outcome.worst.gain > 6
-    assert found.judgement.basis == "held out"
-    assert found.sqnr_db["y"] > plain.sqnr_db["y"] + 6
+    assert result.judgement.basis == "held out"
+    assert result.sqnr_db["y"] > plain.sqnr_db["y"] + 6
     assert plain.corrections == ()
-    assert found.table.format == 2
-    assert f"{outcome.worst.before:.1f} -> {outcome.worst.after:.1f} dB" in ranges_text(found)
-    (row,) = json.loads(json.dumps(ranges_builtins(found)))["steps"]
+    assert result.table.format == 2
+    assert f"{outcome.worst.before:.1f} -> {outcome.worst.after:.1f} dB" in ranges_text(result)
+    (row,) = json.loads(json.dumps(ranges_builtins(result)))["steps"]
     assert row["sqnr_db"]["y"] == {"before": outcome.worst.before, "after": outcome.worst.after}
-    assert "equalisation: kept" in ranges_html(found, "m")
+    assert "equalisation: kept" in ranges_html(result, "m")
 
 
 @pytest.mark.parametrize(("method", "asked"), [("auto", ["auto", "auto"]), ("minmax", [])])
@@ -86,8 +86,8 @@ def test_steps_are_tried_by_default_where_a_search_runs(
     tmp_path: Path, rng: np.random.Generator, method: str, asked: list[str]
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
-    found = measure(path, noise(rng, 9), RangeOptions(method))
-    assert [outcome.requested for outcome in found.corrections] == asked
+    result = measure(path, noise(rng, 9), RangeOptions(method))
+    assert [outcome.requested for outcome in result.corrections] == asked
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
 def test_a_correction_that_breaks_a_budget_is_left_out(
     tmp_path: Path, rng: np.random.Generator, why_not: str
 ) -> None:
-    found = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
-    before = final_fit(found, frozenset())
+    table = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
+    before = final_fit(table, frozenset())
     after, outcome = try_bias_correction(
-        found, before, "on", samples=noise(rng, 2), forbidden=lambda end: why_not
+        table, before, "on", samples=noise(rng, 2), forbidden=lambda end: why_not
     )
     assert outcome.kept == (not why_not)
     assert (after is before) == bool(why_not)
@@ -158,9 +158,9 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason(
     message: str,
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
-    found = measure(path, data(rng), RangeOptions("auto"))
-    assert [outcome.kept for outcome in found.corrections] == [False, False]
-    assert ranges_text(found).count(message) == 2
+    result = measure(path, data(rng), RangeOptions("auto"))
+    assert [outcome.kept for outcome in result.corrections] == [False, False]
+    assert ranges_text(result).count(message) == 2
 
 
 def test_a_step_that_cannot_have_its_samples_is_refused(
@@ -246,10 +246,10 @@ def test_the_cache_holds_the_ranges_of_the_adjusted_model(
     path = depthwise_net(tmp_path / "m.onnx", rng)
     cache, adjusted = tmp_path / "m.cache", tmp_path / "adjusted.onnx"
     parts = ("--cache", cache, "--adjusted-model", adjusted, "-o", tmp_path / "m.json")
-    asked = ("calibrate", path, "--data", folder, "--method", "minmax", "--equalise", "on")
-    code, said = run(*asked, *parts)
+    arguments = ("calibrate", path, "--data", folder, "--method", "minmax", "--equalise", "on")
+    code, said = run(*arguments, *parts)
     assert code == 0, said
-    found = amax_of(decode_cache(cache.read_text(), str(cache)))
+    table = amax_of(decode_cache(cache.read_text(), str(cache)))
     tensors = calibrated_tensors(prepared(path))
     seen, plain = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
     for model, largest in ((adjusted, seen), (path, plain)):
@@ -257,7 +257,7 @@ def test_the_cache_holds_the_ranges_of_the_adjusted_model(
         for sample in folder.iterdir():
             for name, array in runner({"x": np.load(sample)}).items():
                 largest[name] = max(largest[name], float(np.abs(array).max()))
-    assert {name: found[name] for name in tensors} == pytest.approx(seen, rel=1e-3)
+    assert {name: table[name] for name in tensors} == pytest.approx(seen, rel=1e-3)
     assert seen != pytest.approx(plain, rel=0.5)
 
 
@@ -267,8 +267,8 @@ def test_the_exported_model_has_the_adjusted_weights(
     path = depthwise_net(tmp_path / "m.onnx", rng)
     qdq, adjusted, table = (tmp_path / name for name in ("q.onnx", "adjusted.onnx", "m.json"))
     steps = ("--equalise", "on", "--bias-correction", "on")
-    asked = ("calibrate", path, "--data", folder, "--method", "minmax", *steps)
-    code, said = run(*asked, "--qdq", qdq, "--adjusted-model", adjusted, "-o", table)
+    arguments = ("calibrate", path, "--data", folder, "--method", "minmax", *steps)
+    code, said = run(*arguments, "--qdq", qdq, "--adjusted-model", adjusted, "-o", table)
     assert code == 0, said
     x = rng.normal(size=INPUT).astype(np.float32)
     exact, changed, int8 = (
@@ -290,12 +290,12 @@ def test_a_cache_without_its_model_leaves_weights_alone(
     tmp_path: Path, rng: np.random.Generator, folder: Path
 ) -> None:
     path, cache = small_convnet(tmp_path / "m.onnx", rng), tmp_path / "m.cache"
-    asked = ("calibrate", path, "--data", folder, "--cache", cache)
-    code, said = run(*asked, "--equalise", "on")
+    arguments = ("calibrate", path, "--data", folder, "--cache", cache)
+    code, said = run(*arguments, "--equalise", "on")
     assert code == 2
     assert "--equalise on changes weights, but a TensorRT cache holds ranges alone" in said
     assert not cache.exists()
-    code, said = run(*asked, "--method", "auto", "-o", tmp_path / "m.json")
+    code, said = run(*arguments, "--method", "auto", "-o", tmp_path / "m.json")
     assert code == 0, said
     assert "were left out: the cache is for the model as it is" in " ".join(said.split())
     assert read_table(tmp_path / "m.json").format == 1
@@ -324,11 +324,11 @@ def test_dead_channels_are_counted_in_every_report(
     low[:3] = -1e3
     bias.const_value = ir.tensor(low, name="b0")
     ir.save(model, path)
-    found = measure(path, noise(rng, 4), RangeOptions("minmax"))
-    assert found.dead_channels["r0"].dead == 3
-    assert "zero in all of 3 samples: r0 3 of 16" in ranges_text(found)
-    assert ranges_builtins(found)["dead_channels"]["r0"] == {"dead": 3, "channels": 16}
-    assert "3 of 16 channels always zero" in ranges_html(found, "m")
+    result = measure(path, noise(rng, 4), RangeOptions("minmax"))
+    assert result.dead_channels["r0"].dead == 3
+    assert "zero in all of 3 samples: r0 3 of 16" in ranges_text(result)
+    assert ranges_builtins(result)["dead_channels"]["r0"] == {"dead": 3, "channels": 16}
+    assert "3 of 16 channels always zero" in ranges_html(result, "m")
 
 
 def test_the_scale_rules_say_what_they_cost_where_samples_can_tell(

@@ -125,9 +125,9 @@ def test_images_for_an_input_of_unknown_size_are_refused_with_a_way_out(folder):
 
 def test_images_are_stacked_for_an_input_with_a_batch_and_the_rest_is_counted(folder):
     data = open_data(folder, [InputSpec("images", (4, 3, SIZE, SIZE))])
-    found = [sample["images"] for sample in data]
-    assert [batch.shape for batch in found] == [(4, 3, SIZE, SIZE)] * 2
-    stacked = np.concatenate(found)
+    images = [sample["images"] for sample in data]
+    assert [batch.shape for batch in images] == [(4, 3, SIZE, SIZE)] * 2
+    stacked = np.concatenate(images)
     assert [ramp_index(np.rint(one * 255)) for one in stacked] == list(range(8))
     assert data.skipped == (Skipped("the last 2 samples", "they do not fill a batch of 4"),)
     assert (len(data), data.requested) == (2, 2)
@@ -135,16 +135,16 @@ def test_images_are_stacked_for_an_input_with_a_batch_and_the_rest_is_counted(fo
 
 def test_the_limit_counts_batches(video):
     data = open_data(video, [InputSpec("images", (2, 3, SIZE, SIZE))], limit=3)
-    found = [ramp_index(np.rint(one * 255)) for sample in data for one in sample["images"]]
-    assert found == [0, 3, 6, 10, 13, 16]
+    results = [ramp_index(np.rint(one * 255)) for sample in data for one in sample["images"]]
+    assert results == [0, 3, 6, 10, 13, 16]
     assert data.requested == 3
 
 
 def test_an_unreadable_image_does_not_tear_a_batch(folder):
     (folder / "01.png").write_bytes(b"bad")
     data = open_data(folder, [InputSpec("images", (3, 3, SIZE, SIZE))])
-    found = [ramp_index(np.rint(one * 255)) for sample in data for one in sample["images"]]
-    assert found == [0, 2, 3, 4, 5, 6, 7, 8, 9]
+    results = [ramp_index(np.rint(one * 255)) for sample in data for one in sample["images"]]
+    assert results == [0, 2, 3, 4, 5, 6, 7, 8, 9]
     assert [skipped.name for skipped in data.skipped] == ["01.png"]
 
 

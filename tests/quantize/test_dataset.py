@@ -134,9 +134,9 @@ def test_an_array_is_cut_into_samples(tmp_path, shape, spec_shape, samples, rest
     array = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     np.save(path, array)
     dataset = open_dataset(path, None, [InputSpec("images", spec_shape)])
-    found = [sample["images"] for sample in dataset]
-    assert [one.shape for one in found] == [(spec_shape[0] or 1, 3, 2, 2)] * samples
-    used = np.concatenate(found).reshape(-1)
+    images = [sample["images"] for sample in dataset]
+    assert [one.shape for one in images] == [(spec_shape[0] or 1, 3, 2, 2)] * samples
+    used = np.concatenate(images).reshape(-1)
     assert np.array_equal(used, array.reshape(-1)[: used.size])
     left_out = (Skipped("data.npy", f"its last {rest} rows do not fill a batch"),)
     assert dataset.skipped == (left_out if rest else ())
@@ -147,10 +147,10 @@ def test_an_array_is_cut_into_samples(tmp_path, shape, spec_shape, samples, rest
 def test_the_members_of_an_npz_file_feed_the_inputs_they_are_named_after(tmp_path, save, limit):
     images, mask = numbered(5, 3, 2, 2), np.arange(25).reshape(5, 5)
     save(tmp_path / "x.npz", images=images, mask=mask, unused=np.ones(3))
-    found = list(open_dataset(tmp_path, None, [SPEC, OTHER], limit))
+    result = list(open_dataset(tmp_path, None, [SPEC, OTHER], limit))
     chosen = [0, 2] if limit else range(5)
-    assert [sample["images"].flat[0] for sample in found] == [float(i) for i in chosen]
-    assert [sample["mask"].tolist() for sample in found] == [[mask[i].tolist()] for i in chosen]
+    assert [sample["images"].flat[0] for sample in result] == [float(i) for i in chosen]
+    assert [sample["mask"].tolist() for sample in result] == [[mask[i].tolist()] for i in chosen]
 
 
 def _npy(array):
@@ -231,10 +231,10 @@ def test_a_mutated_file_gives_samples_or_a_calibration_error(tmp_path, data, nam
         content[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
     (tmp_path / name).write_bytes(content)
     try:
-        found = list(open_dataset(tmp_path / name, None, [SPEC]))
+        result = list(open_dataset(tmp_path / name, None, [SPEC]))
     except CalibrationError:
         return
-    assert all(sample["images"].shape == (1, 3, 2, 2) for sample in found)
+    assert all(sample["images"].shape == (1, 3, 2, 2) for sample in result)
 
 
 def test_an_npz_file_without_an_input_lists_what_it_has(tmp_path):

@@ -48,9 +48,9 @@ def ranges_of(
 
 
 def constant(model: ir.Model, name: str) -> np.ndarray:
-    found = model.graph.initializers[name].const_value
-    assert found is not None
-    array: np.ndarray = found.numpy()
+    result = model.graph.initializers[name].const_value
+    assert result is not None
+    array: np.ndarray = result.numpy()
     return array
 
 

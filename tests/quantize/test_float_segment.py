@@ -12,7 +12,7 @@ import tensorrt_fixtures
 from legalize_graphs import Net, node
 from random_networks import Growing
 
-import toolkit.engine.tensorrt
+from toolkit.engine import tensorrt
 from toolkit.graph.extract import ExtractedSegment, extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.quantize.qdq.float_segment import float_segment
@@ -106,5 +106,5 @@ def test_an_operand_that_is_rounded_twice_has_the_larger_range() -> None:
 def test_a_build_imports_no_qdq_that_it_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(toolkit.engine.tensorrt, "import_qdq")
+    monkeypatch.delattr(tensorrt, "import_qdq")
     assert tensorrt_fixtures.build(tmp_path, precision="int8").is_file()

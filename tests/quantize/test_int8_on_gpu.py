@@ -37,9 +37,9 @@ def lowered(model: ir.Model) -> KernelProgram:
 
 
 def kernels(segment: KernelProgram) -> Counter[str]:
-    found = Counter(call.spec.title for call in segment.launches)
-    found["elementwise"] += found.pop("transpose_tiles", 0)
-    return found
+    result = Counter(call.spec.title for call in segment.launches)
+    result["elementwise"] += result.pop("transpose_tiles", 0)
+    return result
 
 
 def check(case: Case, rng: np.random.Generator) -> KernelProgram:
@@ -47,14 +47,14 @@ def check(case: Case, rng: np.random.Generator) -> KernelProgram:
     feeds = case.feeds(rng)
     model = quantized(ir.from_proto(case.model()), feeds, on_gpu=True)
     segment = lowered(model)
-    found = gpu_interpreter.run(segment, feeds)
+    outputs = gpu_interpreter.run(segment, feeds)
     proto = ir.to_proto(model)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(proto.SerializeToString(), options)
     for out, truth in zip(session.get_outputs(), session.run(None, feeds), strict=True):
-        assert found[out.name].shape == truth.shape
-        difference = np.linalg.norm(found[out.name].astype(np.float64) - truth)
+        assert outputs[out.name].shape == truth.shape
+        difference = np.linalg.norm(outputs[out.name].astype(np.float64) - truth)
         assert difference < CLOSE * np.linalg.norm(truth), out.name
     return segment
 
@@ -62,8 +62,8 @@ def check(case: Case, rng: np.random.Generator) -> KernelProgram:
 def read_in_int8(case: Case) -> dict[str, tuple[int, ...]]:
     """The nodes that read INT8, with the operands."""
     model, _ = run_passes(ir.from_proto(case.model()))
-    found = operands_on_gpu(model, {str(one.name) for one in model.graph})
-    return {name: operands for name, operands in found.items() if operands}
+    result = operands_on_gpu(model, {str(one.name) for one in model.graph})
+    return {name: operands for name, operands in result.items() if operands}
 
 
 def transformer(rng: np.random.Generator, *, rows: int = 5, batch: int = 2) -> Case:
@@ -169,9 +169,9 @@ def test_what_a_convolution_adds_is_rounded_once(
     case = block(rng)
     feeds = case.feeds(rng)
     model = quantized(ir.from_proto(case.model()), feeds, on_gpu=True)
-    found = gpu_interpreter.run(lowered(model), feeds)["y"]
+    actual = gpu_interpreter.run(lowered(model), feeds)["y"]
     truth = int8_reference.run(ir.to_proto(model), feeds)["y"]
-    np.testing.assert_array_equal(found, truth, strict=True)
+    np.testing.assert_array_equal(actual, truth, strict=True)
     sums = [one for one in model.graph if one.op_type == "Add"]
     makers = [Counter(v.producer().op_type for v in one.inputs) for one in sums]
     assert makers  # one operand as the convolution makes it, the other from INT8
@@ -307,8 +307,8 @@ def test_squeeze_and_excitation_reads_bytes(rng: np.random.Generator) -> None:
         node("Conv", "m w3", "y"),
     ]
     case = Case(nodes, {"x": (2, 8, 7, 6)}, weights)
-    found = read_in_int8(case)
-    assert (found["Mul:m"], found["GlobalAveragePool:p"]) == ((1,), (0,))
+    result = read_in_int8(case)
+    assert (result["Mul:m"], result["GlobalAveragePool:p"]) == ((1,), (0,))
     scaled = [call for call in check(case, rng).launches if "'mul'" in str(call.spec.constants)]
     types = [dict(call.spec.signature) for call in scaled if call.spec.title == "elementwise"]
     assert [one["y"].removesuffix(":16") for one in types] == ["*i8"]
@@ -324,8 +324,8 @@ def test_a_trial_rounds_as_the_gpu_does(
     case = block(rng)
     graph, _ = run_passes(ir.from_proto(case.model()))
     feeds = case.feeds(rng)
-    wanted = calibrated_tensors(graph)
-    amax = with_operands(graph, dict(zip(wanted, rng.uniform(2, 4, len(wanted)), strict=True)))
+    expected = calibrated_tensors(graph)
+    amax = with_operands(graph, dict(zip(expected, rng.uniform(2, 4, len(expected)), strict=True)))
     names = {str(one.name): "gpu.0" for one in graph.graph}
     operands = operands_on_gpu(graph, names)
     model = quantize(graph, amax, names, frozenset(), operands=operands).model
@@ -359,6 +359,6 @@ def test_blocks_that_compute_bytes_are_larger_where_there_are_enough(
 ) -> None:
     graph = Graph(rng, {"x": (1, 64, side, side), "g": (1, 64, 1, 1)})
     case = graph.case(graph.rounded(graph.add("Mul", graph.rounded("x"), "g")))
-    found = [dict(one.spec.constants) for one in case.lower("int8").launches]
-    blocks = [one["BLOCK"] for one in found if "'mul'" in str(one)]
+    results = [dict(one.spec.constants) for one in case.lower("int8").launches]
+    blocks = [one["BLOCK"] for one in results if "'mul'" in str(one)]
     assert blocks == [elements]

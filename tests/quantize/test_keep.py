@@ -342,10 +342,10 @@ def test_a_remark_that_cannot_be_made_ends_no_calibration(
 def test_neighbours_are_measured_together_where_runs_are_few(together: int, runs: int) -> None:
     macs = {f"n{number}": 100.0 for number in range(5)}
     costs = dict(zip(macs, (1.0, 2.0, 8.0, 4.0, 16.0), strict=True))
-    asked: list[frozenset[str]] = []
+    requests: list[frozenset[str]] = []
 
     def error(keep: frozenset[str]) -> float:
-        asked.append(keep)
+        requests.append(keep)
         return sum(cost for node, cost in costs.items() if node not in keep)
 
     result = least_loss(
@@ -357,7 +357,7 @@ def test_neighbours_are_measured_together_where_runs_are_few(together: int, runs
         most_float=1.0,
         together=together,
     )
-    assert len(asked) == runs
+    assert len(requests) == runs
     assert "n4" in result.keep_float
     assert {row.node for row in result.costs} == set(macs)
     assert math.isclose(sum(row.cost for row in result.costs), sum(costs.values()))

@@ -25,7 +25,7 @@ def test_activations_are_those_of_the_reference(tmp_path: Path, rng: np.random.G
     path = small_convnet(tmp_path / "m.onnx", rng)
     model, _ = run_passes(import_model(path).model)
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
-    found = ActivationRunner(model, ("x", "c0", "r0", "a1", "r1", "f", "y"))({"x": x})
+    activations = ActivationRunner(model, ("x", "c0", "r0", "a1", "r1", "f", "y"))({"x": x})
     plain = onnx.load(path)
     for name in ("c0", "r0", "a1", "r1", "f"):
         output = onnx.ValueInfoProto()
@@ -34,8 +34,8 @@ def test_activations_are_those_of_the_reference(tmp_path: Path, rng: np.random.G
     names = [output.name for output in plain.graph.output]
     expected = dict(zip(names, ReferenceEvaluator(plain).run(None, {"x": x}), strict=True))
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-4)
-    np.testing.assert_array_equal(found["x"], x)
+        np.testing.assert_allclose(activations[name], array, rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(activations["x"], x)
 
 
 def test_weights_outlive_the_graph_that_they_came_from(
@@ -63,13 +63,13 @@ def test_lent_activations_are_those_of_a_call_in_every_thread(
     feeds = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(40)]
 
     def lent(fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = runner.run_shared(fed)
+        result = runner.run_shared(fed)
         time.sleep(0.001)  # time for another thread to write where it must not
-        return {name: array.copy() for name, array in found.items()}
+        return {name: array.copy() for name, array in result.items()}
 
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lent, feeds))
-    for fed, arrays in zip(feeds, found, strict=True):
+        result = list(pool.map(lent, feeds))
+    for fed, arrays in zip(feeds, result, strict=True):
         for name, array in runner(fed).items():
             np.testing.assert_array_equal(arrays[name], array)
 
@@ -128,12 +128,12 @@ def test_a_graph_is_observed_as_one_sample_after_the_other_would_be(
     data = memory_dataset(
         [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(9)]
     )
-    found = observe_graph(model, data, tensors)
+    result = observe_graph(model, data, tensors)
     plain = observe_tensors(ActivationRunner(model, tensors, threads=1), data, tensors)
-    assert found.fed_sha256 == plain.fed_sha256
+    assert result.fed_sha256 == plain.fed_sha256
     for name, seen in plain.histograms.items():
-        np.testing.assert_array_equal(found.histograms[name].bins, seen.bins)
-        assert found.histograms[name].amax == seen.amax
+        np.testing.assert_array_equal(result.histograms[name].bins, seen.bins)
+        assert result.histograms[name].amax == seen.amax
 
 
 def test_opencv_counts_what_numpy_counts(rng: np.random.Generator) -> None:

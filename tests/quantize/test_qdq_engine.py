@@ -63,8 +63,8 @@ def deep_convnet(path: Path, rng: np.random.Generator) -> Path:
 def observed(graph: ir.Model, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
     seen = ActivationRunner(graph, calibrated_tensors(graph))(feeds)
     # Not below 0.01: kernels of Sigmoid differ by 1e-7, which is to be little beside a step.
-    found = {name: max(float(np.abs(array).max()) * 0.9, 0.01) for name, array in seen.items()}
-    return with_operands(graph, found)
+    results = {name: max(float(np.abs(array).max()) * 0.9, 0.01) for name, array in seen.items()}
+    return with_operands(graph, results)
 
 
 def engine_run(
@@ -143,10 +143,10 @@ def test_end_to_end_the_forms_of_tensorrt_are_as_near_to_the_engine_as_to_float(
     amax = observed(graph, feeds)
     engine = engine_run(path, amax, feeds, tmp_path / "m.engine")
     exact = run_onnx(graph, feeds)
-    found = run_onnx(export_form(graph, amax, target), feeds)
+    outputs = run_onnx(export_form(graph, amax, target), feeds)
     for output, array in engine.items():
         # Two independent roundings of one signal lie 3 dB further apart than each from it.
-        assert sqnr_db(array, found[output]) > sqnr_db(exact[output], array) - 4.5, output
+        assert sqnr_db(array, outputs[output]) > sqnr_db(exact[output], array) - 4.5, output
 
 
 @pytest.mark.usefixtures("without_kernels")

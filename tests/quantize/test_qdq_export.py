@@ -28,8 +28,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def observed_amax(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, float]:
-    found = ActivationRunner(model, calibrated_tensors(model))(feeds)
-    return {name: float(np.abs(array).max()) or 1.0 for name, array in found.items()}
+    activations = ActivationRunner(model, calibrated_tensors(model))(feeds)
+    return {name: float(np.abs(array).max()) or 1.0 for name, array in activations.items()}
 
 
 def exported(path: Path, amax: dict[str, float], target: str = "tensorrt-gpu") -> onnx.ModelProto:
@@ -288,12 +288,12 @@ def test_the_dla_gets_q_and_dq_on_every_tensor_and_the_gpu_does_not(
     assert readers(dla, "Mul")["mul"] == ["c_dequantized", "s_dequantized"]
     assert readers(dla, "Relu")["relu"] == ["m_dequantized"]
     assert [o.name for o in dla.graph.output] == ["y"]
-    found = check_qdq(ir.from_proto(gpu), "tensorrt-dla")
-    assert all(text.startswith("every-tensor: ") for text in found)
-    assert len(found) == 4
+    result = check_qdq(ir.from_proto(gpu), "tensorrt-dla")
+    assert all(text.startswith("every-tensor: ") for text in result)
+    assert len(result) == 4
     # Nodes on the GPU, and those in floating point, may read floats.
-    found = check_qdq(ir.from_proto(gpu), "tensorrt-dla", in_int8=frozenset({"relu"}))
-    assert [text.partition(" (")[0] for text in found] == ["every-tensor: node 'relu'"]
+    result = check_qdq(ir.from_proto(gpu), "tensorrt-dla", in_int8=frozenset({"relu"}))
+    assert [text.partition(" (")[0] for text in result] == ["every-tensor: node 'relu'"]
     assert check_qdq(ir.from_proto(gpu), "tensorrt-dla", in_int8=frozenset()) == ()
 
 
@@ -467,9 +467,9 @@ def _old_opset(proto: onnx.ModelProto) -> None:
 def test_the_check_finds_what_tensorrt_refuses(
     tmp_path: Path, change: Callable[[onnx.ModelProto], None], rule: str, message: str
 ) -> None:
-    found = broken(change, tmp_path)
-    assert any(text.startswith(f"{rule}: ") and message in text for text in found), found
-    assert {text.partition(":")[0] for text in found} == {rule}
+    result = broken(change, tmp_path)
+    assert any(text.startswith(f"{rule}: ") and message in text for text in result), result
+    assert {text.partition(":")[0] for text in result} == {rule}
 
 
 def test_every_rule_has_a_name_of_its_own() -> None:

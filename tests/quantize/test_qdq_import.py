@@ -40,12 +40,12 @@ def noise(actual: np.ndarray, expected: np.ndarray) -> float:
 
 def weights(model: ir.Model) -> list[np.ndarray]:
     """The float constants in the order in which nodes read them."""
-    found = []
+    results = []
     for node in model.graph:
         for value in node.inputs:
             if value is not None and value.const_value is not None:
-                found.append(value.const_value.numpy())
-    return found
+                results.append(value.const_value.numpy())
+    return results
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
@@ -55,19 +55,19 @@ def test_an_export_comes_back_as_it_was(
     model = prepared(small_convnet(tmp_path / "m.onnx", rng))
     amax = {name: float(rng.uniform(0.01, 100)) for name in calibrated_tensors(model)}
     amax = with_operands(model, amax)
-    found = import_qdq(export_qdq(model, amax, target))
-    assert found.notes == ()
-    assert found.float_nodes == ()
-    stated = {name: limit for name, limit in found.amax.items() if name not in found.inferred}
+    imported = import_qdq(export_qdq(model, amax, target))
+    assert imported.notes == ()
+    assert imported.float_nodes == ()
+    stated = {name: limit for name, limit in imported.amax.items() if name not in imported.inferred}
     assert stated
     for name, limit in stated.items():
         assert limit == 127 * float(np.float32(amax[name] / 127))
     if target == "tensorrt-dla":
         assert set(stated) == set(amax) - {"y"}
-    assert [str(node.name) for node in found.model.graph] == [str(n.name) for n in model.graph]
-    for mine, original in zip(weights(found.model), weights(model), strict=True):
+    assert [str(node.name) for node in imported.model.graph] == [str(n.name) for n in model.graph]
+    for mine, original in zip(weights(imported.model), weights(model), strict=True):
         np.testing.assert_array_equal(mine, original)
-    again = export_qdq(found.model, found.amax, target)
+    again = export_qdq(imported.model, imported.amax, target)
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
     np.testing.assert_array_equal(run(again, x), run(export_qdq(model, amax, target), x))
 
@@ -75,9 +75,9 @@ def test_an_export_comes_back_as_it_was(
 @settings(max_examples=60)
 @given(st.floats(2.0**-100, 2.0**100, width=32))
 def test_any_range_that_a_scale_can_say_comes_back_exactly(scale: float) -> None:
-    found = import_qdq(ir.from_proto(pair_model(scale)))
-    assert found.amax["x"] == 127 * scale
-    assert float(np.float32(found.amax["x"] / 127)) == scale
+    imported = import_qdq(ir.from_proto(pair_model(scale)))
+    assert imported.amax["x"] == 127 * scale
+    assert float(np.float32(imported.amax["x"] / 127)) == scale
 
 
 def pair_model(scale: float, zero: np.ndarray | None = None) -> onnx.ModelProto:
@@ -121,12 +121,12 @@ def segment_model() -> ir.Model:
 
 
 def test_int8_borders_become_floats_under_their_names() -> None:
-    found = import_qdq(segment_model(), int8_borders=True)
-    graph = found.model.graph
+    imported = import_qdq(segment_model(), int8_borders=True)
+    graph = imported.model.graph
     borders = {str(value.name): value.dtype for value in (*graph.inputs, *graph.outputs)}
     assert borders == dict.fromkeys(("x", "y", "y_int8"), ir.DataType.FLOAT)
     assert [node.op_type for node in graph] == ["Relu", "Identity"]
-    assert {found.amax[name] for name in ("x", "y")} == {127 * 0.5}
+    assert {imported.amax[name] for name in ("x", "y")} == {127 * 0.5}
 
 
 def test_int8_borders_of_a_model_are_refused() -> None:
@@ -163,17 +163,17 @@ def test_a_model_of_onnxruntimes_quantizer_is_taken(
         with pytest.raises(ImportModelError, match="zero point 127"):
             import_qdq(model)
         return
-    found = import_qdq(model)
-    assert found.float_nodes == ()
-    assert found.unranged == ()
-    assert not any(node.op_type.endswith("Linear") for node in found.model.graph)
+    imported = import_qdq(model)
+    assert imported.float_nodes == ()
+    assert imported.unranged == ()
+    assert not any(node.op_type.endswith("Linear") for node in imported.model.graph)
     for x in samples[:2]:
         exact, theirs = run(onnx.load(path), x), run(proto, x)
-        assert noise(run(found.model, x), exact) < 0.03  # the weights were rounded, no more
-        assert noise(run(found.model, x), theirs) < 0.05
-        plain = prepared_again(found)
-        ours = export_qdq(plain, found.amax, "tensorrt-dla")
-        common = {n: a for n, a in found.amax.items() if n in names(model) & names(ours)}
+        assert noise(run(imported.model, x), exact) < 0.03  # the weights were rounded, no more
+        assert noise(run(imported.model, x), theirs) < 0.05
+        plain = prepared_again(imported)
+        ours = export_qdq(plain, imported.amax, "tensorrt-dla")
+        common = {n: a for n, a in imported.amax.items() if n in names(model) & names(ours)}
         assert {"x", "r0", "r1", "y"} <= common.keys()
         for steps in steps_apart(model, ours, common, {"x": x}).values():
             assert steps.max() < 1.001
@@ -193,15 +193,15 @@ def test_integer_weights_and_scales_of_others_are_kept_to_the_bit(
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     proto, model = by_onnxruntime(path, [rng.normal(size=(1, 3, 32, 32)).astype(np.float32)])
-    found = import_qdq(model)
+    imported = import_qdq(model)
     arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
-    (conv,) = (n for n in found.model.graph if n.op_type == "Conv" and n.inputs[0].name == "x")
+    (conv,) = (n for n in imported.model.graph if n.op_type == "Conv" and n.inputs[0].name == "x")
     q, s = arrays["w0_quantized"], arrays["w0_scale"]
     assert conv.inputs[1].const_value is not None
     restored = conv.inputs[1].const_value.numpy()
     np.testing.assert_array_equal(restored, q.astype(np.float32) * s.reshape(-1, 1, 1, 1))
-    assert found.amax["x"] == 127 * float(arrays["x_scale"])
-    assert found.amax["y"] == 127 * float(arrays["y_scale"])
+    assert imported.amax["x"] == 127 * float(arrays["x_scale"])
+    assert imported.amax["y"] == 127 * float(arrays["y_scale"])
 
 
 def test_the_engines_own_graph_is_taken(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -212,10 +212,10 @@ def test_the_engines_own_graph_is_taken(tmp_path: Path, rng: np.random.Generator
     amax = {name: float(np.abs(array).max()) for name, array in seen.items()}
     segments = {str(node.name): "cpu.0" for node in model.graph}
     engine = quantize(model, amax, segments, frozenset()).model  # UINT8 with zero point 128
-    found = import_qdq(engine)
-    assert {"x", "r0", "r1"} <= set(found.amax)
-    assert found.amax["r0"] == 127 * float(np.float32(amax["r0"] / 127))
-    assert noise(run(found.model, x), run(model, x)) < 0.02
+    imported = import_qdq(engine)
+    assert {"x", "r0", "r1"} <= set(imported.amax)
+    assert imported.amax["r0"] == 127 * float(np.float32(amax["r0"] / 127))
+    assert noise(run(imported.model, x), run(model, x)) < 0.02
 
 
 def test_asymmetric_models_of_onnxruntime_are_refused(
@@ -235,22 +235,22 @@ def test_an_output_keeps_its_name_and_range(rng: np.random.Generator) -> None:
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], name="dequantize"),
     ]
     constants = {"s": np.float32(0.5), "z": np.int8(0)}
-    found = import_qdq(ir.from_proto(small(nodes, constants, {"x": [4]}, {"y": [4]})))
-    assert [value.name for value in found.model.graph.outputs] == ["y"]
-    assert found.amax["y"] == 63.5
+    imported = import_qdq(ir.from_proto(small(nodes, constants, {"x": [4]}, {"y": [4]})))
+    assert [value.name for value in imported.model.graph.outputs] == ["y"]
+    assert imported.amax["y"] == 63.5
     x = rng.normal(size=4).astype(np.float32)
-    np.testing.assert_array_equal(run(found.model, x), np.maximum(x, 0))
+    np.testing.assert_array_equal(run(imported.model, x), np.maximum(x, 0))
 
 
 def test_an_input_that_is_an_output_gets_an_identity(rng: np.random.Generator) -> None:
     proto = pair_model(0.5)
     del proto.graph.node[2]
     proto.graph.output[0].name = "d"
-    found = import_qdq(ir.from_proto(proto))
-    assert [value.name for value in found.model.graph.outputs] == ["d"]
-    assert found.amax["x"] == 63.5
+    imported = import_qdq(ir.from_proto(proto))
+    assert [value.name for value in imported.model.graph.outputs] == ["d"]
+    assert imported.amax["x"] == 63.5
     x = rng.normal(size=(2, 3)).astype(np.float32)
-    np.testing.assert_array_equal(run(found.model, x), x)
+    np.testing.assert_array_equal(run(imported.model, x), x)
 
 
 def quantized_by(value: str, scale: str) -> list[onnx.NodeProto]:
@@ -280,8 +280,8 @@ def test_missing_ranges_are_carried_forward_then_backward() -> None:
     proto.opset_import[0].version = 21
     for index, node in enumerate(proto.graph.node):
         node.name = node.name or f"node{index}"
-    found = import_qdq(ir.from_proto(proto))
-    assert dict(found.amax) == {
+    imported = import_qdq(ir.from_proto(proto))
+    assert dict(imported.amax) == {
         "x": 63.5,
         "m": 63.5,
         "f": 63.5,
@@ -292,8 +292,8 @@ def test_missing_ranges_are_carried_forward_then_backward() -> None:
         "r": 254.0,  # backward
         "e": 254.0,
     }
-    assert set(found.inferred) == {"m", "f", "c", "y", "r", "e"}
-    assert found.float_nodes == ("exp", "relu", "last")
+    assert set(imported.inferred) == {"m", "f", "c", "y", "r", "e"}
+    assert imported.float_nodes == ("exp", "relu", "last")
 
 
 def test_nodes_without_q_and_dq_are_listed(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -302,9 +302,9 @@ def test_nodes_without_q_and_dq_are_listed(tmp_path: Path, rng: np.random.Genera
     kept = next(
         str(n.name) for n in model.graph if n.op_type == "Conv" and n.inputs[0].name == "r0"
     )
-    found = import_qdq(export_qdq(model, amax, keep_float=frozenset({kept})))
-    assert kept in found.float_nodes
-    assert not {"conv0", "relu0", "pool", "fc"} & set(found.float_nodes)
+    imported = import_qdq(export_qdq(model, amax, keep_float=frozenset({kept})))
+    assert kept in imported.float_nodes
+    assert not {"conv0", "relu0", "pool", "fc"} & set(imported.float_nodes)
 
 
 def test_two_ranges_of_one_tensor_give_the_larger_and_a_note() -> None:
@@ -313,9 +313,9 @@ def test_two_ranges_of_one_tensor_give_the_larger_and_a_note() -> None:
     constants = {"s": np.float32(0.5), "t": np.float32(2.0)}
     proto = small(nodes, constants, {"x": [4]}, {"y": [4]})
     proto.opset_import[0].version = 21
-    found = import_qdq(ir.from_proto(proto))
-    assert found.amax["x"] == 254.0
-    (note,) = found.notes
+    imported = import_qdq(ir.from_proto(proto))
+    assert imported.amax["x"] == 254.0
+    (note,) = imported.notes
     assert "tensor 'x' has the ranges 63.5 and 254.0" in note
 
 
@@ -330,25 +330,25 @@ def test_weights_are_checked_along_their_output_channels(
     scale = np.abs(w).max(axis=1 - axis) / np.float32(127)
     column = np.expand_dims(scale, 1 - axis)
     proto = product_model(w, scale, axis, stored=stored, transposed=transposed)
-    found = import_qdq(ir.from_proto(proto))
-    constant = weights(found.model)[0]
+    imported = import_qdq(ir.from_proto(proto))
+    constant = weights(imported.model)[0]
     expected = w if stored == "float" else np.rint(w / column).astype(np.int8) * column
     np.testing.assert_array_equal(constant, expected.astype(np.float32))
     x = rng.uniform(-1, 1, (3, 6)).astype(np.float32)
     product = x @ (constant.T if transposed else constant)
-    np.testing.assert_allclose(run(found.model, x), product, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run(imported.model, x), product, rtol=1e-5, atol=1e-5)
     clipped = scale.copy()
     clipped[2] *= 0.9
     model = ir.from_proto(product_model(w, clipped, axis, stored=stored, transposed=transposed))
     if stored == "float":
         with pytest.raises(ImportModelError, match=r"node 'm' has the scale .* in channel 2"):
             import_qdq(model)
-        found = import_qdq(model, any_weight_scale=True)
-        (note,) = found.notes
+        imported = import_qdq(model, any_weight_scale=True)
+        (note,) = imported.notes
         assert "(1 of 5 channels differ)" in note
         column = np.expand_dims(clipped, 1 - axis)
         on_grid = np.clip(np.rint(w / column), -128, 127).astype(np.float32) * column
-        np.testing.assert_array_equal(weights(found.model)[0], on_grid)
+        np.testing.assert_array_equal(weights(imported.model)[0], on_grid)
 
 
 def product_model(
@@ -479,9 +479,9 @@ def test_one_scale_for_a_whole_weight_is_taken_only_when_asked_for(
     model = ir.from_proto(product_model(w, scale, 1))
     with pytest.raises(ImportModelError, match=r"\(\d of 5 channels differ\)"):
         import_qdq(model)
-    found = import_qdq(model, any_weight_scale=True)
-    assert len(found.notes) == 1
-    np.testing.assert_allclose(weights(found.model)[0], w, atol=float(scale) * 0.51)
+    imported = import_qdq(model, any_weight_scale=True)
+    assert len(imported.notes) == 1
+    np.testing.assert_allclose(weights(imported.model)[0], w, atol=float(scale) * 0.51)
 
 
 def test_q_and_dq_in_inner_graphs_are_refused() -> None:

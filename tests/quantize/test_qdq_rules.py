@@ -101,25 +101,25 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, rng: np.random.Generat
 def test_an_export_keeps_the_rules(model: ir.Model, rng: np.random.Generator, target: str) -> None:
     amax = {name: float(rng.uniform(0.1, 20)) for name in calibrated_tensors(model)}
     proto = ir.to_proto(export_qdq(model, amax, target))
-    found = Reader(proto)
+    result = Reader(proto)
     (opset,) = (o.version for o in proto.opset_import if o.domain in {"", "ai.onnx"})
     assert opset >= MIN_OPSET[target]
-    for node in found.of("QuantizeLinear") + found.of("DequantizeLinear"):
-        scale, zero = found.parameters(node)
+    for node in result.of("QuantizeLinear") + result.of("DequantizeLinear"):
+        scale, zero = result.parameters(node)
         assert zero.dtype == np.int8
         assert not zero.any()
         assert scale.dtype == np.float32
         assert scale.shape == zero.shape
         assert ((scale > 0) & np.isfinite(scale)).all()
-        activation = node.op_type == "QuantizeLinear" and node.input[0] not in found.arrays
+        activation = node.op_type == "QuantizeLinear" and node.input[0] not in result.arrays
         assert not (activation and scale.ndim)
-    for node in found.of("QuantizeLinear"):
-        if node.input[0] not in found.arrays:
-            (scale,) = found.parameters(node)[0].reshape(1)
+    for node in result.of("QuantizeLinear"):
+        if node.input[0] not in result.arrays:
+            (scale,) = result.parameters(node)[0].reshape(1)
             amax_of = amax.get(node.input[0])
             assert amax_of is None or scale == np.float32(amax_of / 127)
-    for node in found.of("DequantizeLinear"):  # each follows a Q with the same grid: no INT32
-        maker = found.makers[node.input[0]]
+    for node in result.of("DequantizeLinear"):  # each follows a Q with the same grid: no INT32
+        maker = result.makers[node.input[0]]
         assert maker.op_type == "QuantizeLinear"
         assert list(maker.input[1:]) == list(node.input[1:])
         assert attribute(maker, "axis", 1) == attribute(node, "axis", 1)
@@ -127,14 +127,14 @@ def test_an_export_keeps_the_rules(model: ir.Model, rng: np.random.Generator, ta
     products = [node for node in proto.graph.node if node.op_type in PRODUCTS]
     assert products
     for node in products:
-        assert found.makers[node.input[0]].op_type == "DequantizeLinear"
+        assert result.makers[node.input[0]].op_type == "DequantizeLinear"
         if len(node.input) > 2:
-            assert found.arrays[node.input[2]].dtype == np.float32  # the bias
-        quantized = found.weight(node)
+            assert result.arrays[node.input[2]].dtype == np.float32  # the bias
+        quantized = result.weight(node)
         assert quantized is not None
         quantize, weight = quantized
         axis = channel_axis(node, weight.ndim)
-        scale = found.parameters(quantize)[0]
+        scale = result.parameters(quantize)[0]
         others = tuple(i for i in range(weight.ndim) if i != axis)
         assert scale.shape == (() if axis is None else (weight.shape[axis],))
         assert axis is None or attribute(quantize, "axis", 1) == axis
@@ -160,11 +160,11 @@ def test_caches_of_any_writer_are_read(rows: dict[str, int], digits: str, end: s
     lines = ["TRT-8502-EntropyCalibration2"]
     lines += [f"{name}: {digits % bits}" for name, bits in rows.items()]
     text = end.join(lines) + end
-    found = decode_cache(text, "x").scales
+    result = decode_cache(text, "x").scales
     again = {}
     for line in re.split(r"\r?\n", text)[1:-1]:
         match = re.fullmatch(r"(.*): ([0-9a-fA-F]{1,8})", line, re.DOTALL)
         assert match is not None
         again[match[1]] = struct.unpack("<f", struct.pack("<I", int(match[2], 16)))[0]
-    assert dict(found) == again
-    assert len(found) == len(rows)
+    assert dict(result) == again
+    assert len(result) == len(rows)

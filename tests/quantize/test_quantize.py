@@ -21,8 +21,8 @@ from toolkit.quantize.ranges.observe import ActivationRunner
 
 def observed_amax(model: ir.Model, x: np.ndarray) -> dict[str, float]:
     tensors = calibrated_tensors(model)
-    found = ActivationRunner(model, tensors)({"x": x})
-    return {name: float(np.abs(array).max()) or 1.0 for name, array in found.items()}
+    activations = ActivationRunner(model, tensors)({"x": x})
+    return {name: float(np.abs(array).max()) or 1.0 for name, array in activations.items()}
 
 
 def one_segment(model: ir.Model, name: str = "cpu.0") -> dict[str, str]:

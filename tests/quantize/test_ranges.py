@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from cli_fixtures import invoke, output_of, status_of
 from click.testing import CliRunner
 from model_fixtures import classification_of_convnet, small_convnet
 
@@ -50,11 +51,11 @@ def measure(path: Path, data: list[dict[str, np.ndarray]], options: RangeOptions
 def test_one_method_takes_all_samples(tmp_path: Path, rng: np.random.Generator) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     data = samples(rng, 9)
-    found = measure(path, data, RangeOptions("minmax"))
-    assert found.samples == 9
-    assert (found.judgement.basis, found.judgement.samples) == ("held out", 4)
-    assert found.table.tensors["x"] == pytest.approx(max(np.abs(s["x"]).max() for s in data))
-    assert found.sqnr_db["y"] > 15
+    result = measure(path, data, RangeOptions("minmax"))
+    assert result.samples == 9
+    assert (result.judgement.basis, result.judgement.samples) == ("held out", 4)
+    assert result.table.tensors["x"] == pytest.approx(max(np.abs(s["x"]).max() for s in data))
+    assert result.sqnr_db["y"] > 15
 
 
 def test_one_method_makes_one_runner_and_no_range_that_nothing_is_judged_with(
@@ -89,18 +90,18 @@ def test_auto_judges_on_samples_that_its_ranges_did_not_see(
         path = small_convnet(tmp_path / "m.onnx", rng)
         data = samples(rng, 24)
         data[3]["x"][0, 0, 0, 0] = 300.0  # what min-max falls for
-        found = measure(path, data, RangeOptions("auto"))
-        assert found.judgement.basis == "held out"
-        assert found.samples == 24  # those that judged the choice join the ranges
-        assert found.auto is not None
-        if set(found.auto.gain_db) == {"minmax"}:
+        result = measure(path, data, RangeOptions("auto"))
+        assert result.judgement.basis == "held out"
+        assert result.samples == 24  # those that judged the choice join the ranges
+        assert result.auto is not None
+        if set(result.auto.gain_db) == {"minmax"}:
             # Rare: no sample has a certain class, or the choice spent more of a limit than min-max.
-            assert set(found.table.methods.values()) == {"minmax"}
+            assert set(result.table.methods.values()) == {"minmax"}
             continue
-        assert set(found.auto.gain_db) == set(AUTO_METHODS)
-        assert found.auto.gain_db[found.auto.start] >= 0
-        gains_db.append(found.auto.gain_db["minmax"])
-        assert set(found.table.methods.values()) <= set(AUTO_METHODS)
+        assert set(result.auto.gain_db) == set(AUTO_METHODS)
+        assert result.auto.gain_db[result.auto.start] >= 0
+        gains_db.append(result.auto.gain_db["minmax"])
+        assert set(result.table.methods.values()) <= set(AUTO_METHODS)
     assert max(gains_db, default=0.0) > 0  # 1 to 13 dB; one network in forty has none
 
 
@@ -111,30 +112,30 @@ def test_a_budget_keeps_what_int8_ruins_in_float_and_off_the_dla(
     data = samples(rng, 16)
     plain = measure(path, data, RangeOptions("minmax"))
     budget = parse_budget(f"sqnr:{plain.sqnr_db['y'] + 8:.2f}")
-    found = measure(path, data, RangeOptions("minmax", budget=budget))
-    assert found.budget is not None
-    assert found.table.keep_float
+    actual = measure(path, data, RangeOptions("minmax", budget=budget))
+    assert actual.budget is not None
+    assert actual.table.keep_float
     # Other samples judge than those that spend the budget, and differ by a few dB.
-    assert found.sqnr_db["y"] > plain.sqnr_db["y"] + 3
+    assert actual.sqnr_db["y"] > plain.sqnr_db["y"] + 3
     out = tmp_path / "m.engine"
-    result = build_engine(path, "agx-orin-64gb", out, BuildOptions(table=found.table))
-    kept = [row for row in result.manifest.plan if row.node in found.table.keep_float]
+    result = build_engine(path, "agx-orin-64gb", out, BuildOptions(table=actual.table))
+    kept = [row for row in result.manifest.plan if row.node in actual.table.keep_float]
     assert kept
     assert all(row.processor == "gpu" and row.rule == "K1" for row in kept)
 
 
 def test_reports_hold_every_tensor_and_the_reason(tmp_path: Path, rng: np.random.Generator) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
-    found = measure(path, samples(rng, 12), RangeOptions("auto"))
-    text = ranges_text(found)
+    result = measure(path, samples(rng, 12), RangeOptions("auto"))
+    text = ranges_text(result)
     assert "output y:" in text
-    assert found.auto is not None
-    assert all(f" dB over {name}" in text for name in found.auto.gain_db)
-    assert json.loads(json.dumps(ranges_builtins(found)))["tensors"].keys() == (
-        found.histograms.keys()
+    assert result.auto is not None
+    assert all(f" dB over {name}" in text for name in result.auto.gain_db)
+    assert json.loads(json.dumps(ranges_builtins(result)))["tensors"].keys() == (
+        result.histograms.keys()
     )
-    page = ranges_html(found, "m.onnx")
-    assert page.count("<svg") == len(found.histograms)
+    page = ranges_html(result, "m.onnx")
+    assert page.count("<svg") == len(result.histograms)
 
 
 def test_an_unknown_metric_is_refused_by_name(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -155,11 +156,6 @@ def test_nan_activations_name_the_tensor_and_the_sample(
         measure(path, data, RangeOptions())
 
 
-def tandem(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "toolkit.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def data_folder(tmp_path: Path, rng: np.random.Generator) -> Path:
     folder = tmp_path / "data"
@@ -175,13 +171,12 @@ def test_the_command_writes_every_form(
     model = small_convnet(tmp_path / "m.onnx", rng)
     table, cache = tmp_path / "m.json", tmp_path / "m.cache"
     qdq, page = tmp_path / "m.qdq.onnx", tmp_path / "m.html"
-    done = tandem(
+    printed = output_of(
         "calibrate", model, "--data", data_folder, "-o", table,
         "--cache", cache, "--qdq", qdq, "--html", page, "--json",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     found = read_table(table)
-    assert json.loads(done.stdout)["tensors"]["x"]["amax"] == found.tensors["x"]
+    assert json.loads(printed)["tensors"]["x"]["amax"] == found.tensors["x"]
     assert cache.read_text().startswith("TRT-100300-EntropyCalibration2\n")
     assert amax_of(decode_cache(cache.read_text(), str(cache))) == pytest.approx(
         found.tensors, rel=1e-6
@@ -200,8 +195,7 @@ def test_methods_are_named_on_the_command_line(
     tmp_path: Path, rng: np.random.Generator, data_folder: Path, method: str
 ) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
-    done = tandem("calibrate", model, "--data", data_folder, "--method", method)
-    assert done.returncode == 0, done.stderr
+    output_of("calibrate", model, "--data", data_folder, "--method", method)
     assert read_table(tmp_path / "m.calib.json").method == method
 
 
@@ -210,8 +204,8 @@ def test_an_unknown_method_is_a_usage_error(
     tmp_path: Path, rng: np.random.Generator, data_folder: Path, method: str
 ) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
-    done = tandem("calibrate", model, "--data", data_folder, "--method", method)
-    assert done.returncode == 2
+    done = invoke("calibrate", model, "--data", data_folder, "--method", method)
+    assert status_of(done) == 2
     assert not (tmp_path / "m.calib.json").exists()
 
 
@@ -242,18 +236,16 @@ def test_a_killed_calibration_resumes_with_the_same_result(
 
 def test_dummy_ranges_are_said_loudly(tmp_path: Path, rng: np.random.Generator) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
-    done = tandem("build", model, "--dummy-ranges", "--precision", "int8")
-    assert done.returncode == 0, done.stderr
-    assert UNCALIBRATED in done.stdout
-    assert UNCALIBRATED in tandem("inspect", tmp_path / "m.engine").stdout
+    assert UNCALIBRATED in output_of("build", model, "--dummy-ranges", "--precision", "int8")
+    assert UNCALIBRATED in output_of("inspect", tmp_path / "m.engine")
     with open_engine(tmp_path / "m.engine") as engine:
         assert engine.manifest.uncalibrated
     pipeline = classification_of_convnet(tmp_path)
     parts = ("--pipeline", pipeline, "--labels", tmp_path / "labels.txt")
-    bundled = tandem("bundle", tmp_path / "m.engine", *parts, "-o", tmp_path / "m.bundle")
-    assert bundled.returncode == 0, bundled.stderr
+    bundled = invoke("bundle", tmp_path / "m.engine", *parts, "-o", tmp_path / "m.bundle")
+    assert bundled.exit_code == 0, bundled.output
     assert UNCALIBRATED in bundled.stderr
-    ran = tandem("run", tmp_path / "m.engine", *parts)  # there is no video: it ends there
+    ran = invoke("run", tmp_path / "m.engine", *parts)  # there is no video: it ends there
     assert UNCALIBRATED.split(":")[0] in ran.stderr
 
 
@@ -278,9 +270,9 @@ def test_ranges_that_the_dla_ties_together_are_equal_in_the_engine(
     assert adds
     for node in adds:
         names = [str(value.name) for value in node.inputs if value is not None]
-        found = {scales[f"{name}_scale"] for name in names}
-        assert len(found) == 1
-        assert found.pop() == pytest.approx(max(amax[name] for name in names) / 127, rel=1e-6)
+        results = {scales[f"{name}_scale"] for name in names}
+        assert len(results) == 1
+        assert results.pop() == pytest.approx(max(amax[name] for name in names) / 127, rel=1e-6)
 
 
 def test_nodes_named_by_the_user_stay_in_floating_point(
@@ -320,10 +312,10 @@ def test_ranges_of_a_rewritten_graph_go_elsewhere_only_with_the_graph(
     tmp_path: Path, rng: np.random.Generator, data_folder: Path
 ) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
-    asked = ("calibrate", model, "--data", data_folder, "--profile", "agx-orin-64gb")
-    asked = (*asked, "--method", "minmax")
-    done = tandem(*asked, "--cache", tmp_path / "m.cache")
-    assert done.returncode == 2
+    arguments = ("calibrate", model, "--data", data_folder, "--profile", "agx-orin-64gb")
+    arguments = (*arguments, "--method", "minmax")
+    done = invoke(*arguments, "--cache", tmp_path / "m.cache")
+    assert status_of(done) == 2
     assert "--adjusted-model" in done.stderr
     assert not (tmp_path / "m.cache").exists()
 
@@ -333,7 +325,7 @@ def test_a_quantized_model_is_not_calibrated_again(
 ) -> None:
     model, qdq = small_convnet(tmp_path / "m.onnx", rng), tmp_path / "m.qdq.onnx"
     quick = ("--method", "minmax")
-    assert tandem("calibrate", model, "--data", data_folder, *quick, "--qdq", qdq).returncode == 0
-    done = tandem("calibrate", qdq, "--data", data_folder)
-    assert done.returncode == 1
-    assert "quantized already" in done.stderr
+    output_of("calibrate", model, "--data", data_folder, *quick, "--qdq", qdq)
+    done = invoke("calibrate", qdq, "--data", data_folder)
+    assert status_of(done) == 1
+    assert "quantized already" in str(done.exception)

@@ -37,8 +37,8 @@ def tandem_ranges(*args: object) -> Result:
 def result_of(*args: object) -> dict[str, Any]:
     done = tandem_ranges(*args, "--json")
     assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def scales_in_cache(path: Path) -> dict[str, bytes]:
@@ -127,10 +127,10 @@ def test_a_table_of_another_file_is_said(tmp_path: Path, model: Path) -> None:
     write_table(own, measured(amax, model_sha256=sha256))
     write_table(other, measured(amax))
     write_cache(cache, cache_of(amax, "8502"))  # which says nothing of its model
-    said = "the calibration table was measured on another model file"
-    assert said in result_of(other, "--model", model)["notes"]
-    assert said not in result_of(own, "--model", model)["notes"]
-    assert said not in result_of(cache, "--model", model)["notes"]
+    message = "the calibration table was measured on another model file"
+    assert message in result_of(other, "--model", model)["notes"]
+    assert message not in result_of(own, "--model", model)["notes"]
+    assert message not in result_of(cache, "--model", model)["notes"]
 
 
 def test_a_qdq_model_becomes_cache_plain_model_and_layers(
@@ -144,13 +144,13 @@ def test_a_qdq_model_becomes_cache_plain_model_and_layers(
         ir.to_proto(export_qdq(graph, amax, "tensorrt-gpu", keep_float=frozenset({kept}))), qdq
     )
     cache, plain, layers = tmp_path / "c", tmp_path / "plain.onnx", tmp_path / "fp16.txt"
-    found = result_of(qdq, "--cache", cache, "--plain", plain, "--layers", layers)
-    assert found["kind"] == "Q/DQ model"
-    assert found["wrote"] == [str(cache), str(plain), str(layers)]
+    result = result_of(qdq, "--cache", cache, "--plain", plain, "--layers", layers)
+    assert result["kind"] == "Q/DQ model"
+    assert result["wrote"] == [str(cache), str(plain), str(layers)]
     # For the GPU an Add leaves the operand that it is computed with in floating point: no range.
     assert layers.read_text() == f"add1:fp16,{kept}:fp16"
-    assert found["keep_float"] == ["add1", kept]
-    assert found["model"]["left_float"] == ["add1"]
+    assert result["keep_float"] == ["add1", kept]
+    assert result["model"]["left_float"] == ["add1"]
     ops = [node.op_type for node in onnx.load(plain).graph.node]
     assert ops == [node.op_type for node in graph.graph]
     onnx.checker.check_model(onnx.load(plain), full_check=True)
@@ -162,11 +162,11 @@ def test_two_files_are_compared_tensor_by_tensor(tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.cache"
     write_table(one, measured({"same": 1.0, "less": 2.0, "more": 3.0, "mine": 4.0}))
     write_cache(other, cache_of({"same": 1.0, "less": 4.0, "more": 2.0, "yours": 1.0}, "8502"))
-    found = result_of(one, "--against", other)["against"]
-    assert found["equal"] == 1
-    assert [row["tensor"] for row in found["changed"]] == ["less", "more"]
-    assert found["changed"][0]["second"] == pytest.approx(4.0, rel=1e-6)
-    assert (found["only_first"], found["only_second"]) == (["mine"], ["yours"])
+    actual = result_of(one, "--against", other)["against"]
+    assert actual["equal"] == 1
+    assert [row["tensor"] for row in actual["changed"]] == ["less", "more"]
+    assert actual["changed"][0]["second"] == pytest.approx(4.0, rel=1e-6)
+    assert (actual["only_first"], actual["only_second"]) == (["mine"], ["yours"])
     text = tandem_ranges(one, "--against", other).output
     assert "1 ranges equal, 2 differ, 1 only here, 1 only there" in text
     assert "less: 2 here, 4 there (2 times)" in text
@@ -175,10 +175,10 @@ def test_two_files_are_compared_tensor_by_tensor(tmp_path: Path) -> None:
 def test_what_the_model_does_not_know_is_counted_and_shown(tmp_path: Path, model: Path) -> None:
     path = tmp_path / "c"
     write_cache(path, cache_of({"x": 1.0, "r0": 2.0, "other:0": 1.0}, "8502"))
-    found = result_of(path, "--model", model)["model"]
-    assert found["unknown"] == ["other:0"]
-    assert "x" not in found["missing"]
-    assert found["missing"]
+    actual = result_of(path, "--model", model)["model"]
+    assert actual["unknown"] == ["other:0"]
+    assert "x" not in actual["missing"]
+    assert actual["missing"]
     text = tandem_ranges(path, "--model", model).output
     assert "1 names in the calibration table are no tensors of the model: 'other:0'" in text
 

@@ -27,7 +27,7 @@ def reference_divergences(counts):
     """KL divergence in nats for i = 128, 129, ... bins; infinite where Q is 0 and P is not."""
     bins = counts.astype(np.float64)
     bins[0] = bins[1]
-    found = []
+    results = []
     for i in range(128, bins.size + 1):
         inside = bins[:i]
         group = np.digitize(np.arange(i), np.linspace(0, i, 129)) - 1
@@ -40,20 +40,20 @@ def reference_divergences(counts):
         p = folded / max(folded.sum(), 1.0)
         q = quantised / max(quantised.sum(), 1.0)
         with np.errstate(divide="ignore"):
-            found.append(float(np.sum(p[p > 0] * np.log(p[p > 0] / q[p > 0]))))
-    return np.array(found)
+            results.append(float(np.sum(p[p > 0] * np.log(p[p > 0] / q[p > 0]))))
+    return np.array(results)
 
 
 def reference_entropy(counts, edges):
-    found = reference_divergences(counts)
-    return edges[128 + found.size - 1 - int(np.argmin(found[::-1]))]
+    result = reference_divergences(counts)
+    return edges[128 + result.size - 1 - int(np.argmin(result[::-1]))]
 
 
 def reference_zoomed(seen, zoom):
     """The reference on a part of the range, all beyond it in one more bin; and the bins' width."""
     inside, width = seen.linear(zoom), seen.linear_width(zoom)
-    found = reference_divergences(np.append(inside, seen.elements - inside.sum()))[:-1]
-    return (128 + found.size - 1 - int(np.argmin(found[::-1]))) * width, width
+    result = reference_divergences(np.append(inside, seen.elements - inside.sum()))[:-1]
+    return (128 + result.size - 1 - int(np.argmin(result[::-1]))) * width, width
 
 
 def reference_errors(counts, middles, thresholds):
@@ -123,8 +123,8 @@ def test_on_the_same_bins_the_entropy_threshold_is_that_of_the_reference(case, r
     elif reference >= edges[256]:
         assert abs(ours - reference) <= seen.width
     else:  # a long tail by chance: fewer than two bins for a level, so we look closer
-        found = [reference_zoomed(seen, zoom) for zoom in range(1, ZOOM + 1)]
-        closer = next((edge for edge, width in found if edge >= 256 * width), found[-1][0])
+        results = [reference_zoomed(seen, zoom) for zoom in range(1, ZOOM + 1)]
+        closer = next((edge for edge, width in results if edge >= 256 * width), results[-1][0])
         assert abs(ours - closer) <= seen.width
 
 
@@ -163,7 +163,7 @@ def test_beside_2048_bins_of_its_own_the_reference_finds_nothing_better(case, rn
     errors = reference_errors(counts, middles, [ours, reference])
     assert errors[0] <= errors[1] * 1.02 or abs(ours - reference) <= width
     if case not in {*ZOOMED, "few", "heavy-tail", "student-t"}:  # ours look closer, or not at all
-        found = reference_divergences(counts)
+        result = reference_divergences(counts)
         at_ours = min(max(round(choose_amax(seen, "entropy") / width), 128), 2048)
-        near = found[max(at_ours - 130, 0) : at_ours - 128 + 3]
-        assert near.min() <= found.min() + 0.02
+        near = result[max(at_ours - 130, 0) : at_ours - 128 + 3]
+        assert near.min() <= result.min() + 0.02

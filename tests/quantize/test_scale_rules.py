@@ -23,9 +23,9 @@ FLOATS = {"w": np.ones((4, 4, 1, 1), np.float32), "scales": np.array([1, 1, 2, 2
 def graph(nodes: Sequence[Node], attributes: Mapping[str, Mapping[str, object]] = {}) -> ir.Model:
     """A model of nodes, whose operands "shape", "pads", "w" and "scales" are constants."""
     constants = INTEGERS | FLOATS
-    made = [name for _, _, _, outputs in nodes for name in outputs]
+    actual = [name for _, _, _, outputs in nodes for name in outputs]
     read = {name for _, _, inputs, _ in nodes for name in inputs} - {""}
-    feeds = sorted(read - set(made) - set(constants))
+    feeds = sorted(read - set(actual) - set(constants))
     proto = helper.make_graph(
         [
             helper.make_node(op, inputs, outputs, name=name, **attributes.get(name, {}))
@@ -33,9 +33,9 @@ def graph(nodes: Sequence[Node], attributes: Mapping[str, Mapping[str, object]] 
         ],
         "test",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in feeds],
-        [helper.make_tensor_value_info(made[-1], TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info(actual[-1], TensorProto.FLOAT, None)],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
-        value_info=[helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in made[:-1]],
+        value_info=[helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in actual[:-1]],
     )
     return ir.serde.deserialize_model(helper.make_model(proto))
 
@@ -166,18 +166,18 @@ def test_a_range_that_is_no_positive_number_is_refused(value: float) -> None:
 
 
 def test_the_effect_is_measured_once_where_nothing_changed() -> None:
-    asked: list[Mapping[str, float]] = []
+    requests: list[Mapping[str, float]] = []
 
     def measure(amax: Mapping[str, float]) -> dict[str, float]:
-        asked.append(amax)
+        requests.append(amax)
         return {"x": -amax["x"], "y": 10.0 - amax["y"]}
 
     nodes: list[Node] = [("p", "MaxPool", ("x",), ("y",))]
-    found = effects_of(measure, {"x": 2.0, "y": 1.0}, unify(nodes, {"x": 2.0, "y": 1.0}).amax)
-    assert (found, len(asked)) == ({"x": Effect(-2.0, -2.0), "y": Effect(9.0, 8.0)}, 2)
-    assert found["y"].gain == -1.0
+    result = effects_of(measure, {"x": 2.0, "y": 1.0}, unify(nodes, {"x": 2.0, "y": 1.0}).amax)
+    assert (result, len(requests)) == ({"x": Effect(-2.0, -2.0), "y": Effect(9.0, 8.0)}, 2)
+    assert result["y"].gain == -1.0
     same = effects_of(measure, {"x": 2.0, "y": 2.0}, unify(nodes, {"x": 2.0, "y": 2.0}).amax)
-    assert (same["y"].gain, len(asked)) == (0.0, 3)
+    assert (same["y"].gain, len(requests)) == (0.0, 3)
 
 
 def test_every_row_says_its_source() -> None:
@@ -212,13 +212,13 @@ def random_graphs(draw: st.DrawFn) -> tuple[list[Node], list[Node], dict[str, fl
 
 def tied_sets(nodes: Sequence[Node]) -> list[set[str]]:
     """What the facts tie, written anew."""
-    found = []
+    results = []
     for _, op, inputs, outputs in nodes:
         if op in {"Concat", "MaxPool", "Transpose"}:
-            found.append({*inputs, *outputs})
+            results.append({*inputs, *outputs})
         elif op in {"Add", "Mul"}:
-            found.append(set(inputs))
-    return found
+            results.append(set(inputs))
+    return results
 
 
 def naive_ties(nodes: Sequence[Node], amax: Mapping[str, float]) -> dict[str, float]:

@@ -82,12 +82,12 @@ def test_each_part_is_judged_with_the_ranges_of_the_other(
 
     first, held_out = observe([0, 2]), observe([1, 3])
     halves = Halves(first.histograms, held_out.histograms, held)
-    found = fit(graph, merge_observations(first, held_out), ("minmax",), samples, halves=halves)
+    result = fit(graph, merge_observations(first, held_out), ("minmax",), samples, halves=halves)
     whole = {
         name: max(first.histograms[name].amax, held_out.histograms[name].amax) for name in tensors
     }
-    assert {name: found.amax[name] for name in tensors} == pytest.approx(whole)
-    assert found.observation.samples == 4
+    assert {name: result.amax[name] for name in tensors} == pytest.approx(whole)
+    assert result.observation.samples == 4
 
     trial, exact = TrialModel(graph), ActivationRunner(graph, ["y"])
     signal = np.mean([np.sum(exact(sample)["y"].astype(np.float64) ** 2) for sample in samples])
@@ -96,6 +96,8 @@ def test_each_part_is_judged_with_the_ranges_of_the_other(
         seen = {name: one.amax for name, one in part.histograms.items()}
         ranges = with_operands(graph, seen)
         noise = trial({name: ranges[name] for name in trial.tensors}, sample)["y"]
-        wanted = np.sum((noise.astype(np.float64) - exact(sample)["y"]) ** 2) / signal
-        asked = {name: found.amax[name] for name in trial.tensors}
-        assert found.noise.errors(asked, np.array([number]))[0] == pytest.approx(wanted, rel=0.05)
+        expected = np.sum((noise.astype(np.float64) - exact(sample)["y"]) ** 2) / signal
+        asked = {name: result.amax[name] for name in trial.tensors}
+        assert result.noise.errors(asked, np.array([number]))[0] == pytest.approx(
+            expected, rel=0.05
+        )

@@ -102,10 +102,10 @@ def _merged(states):
 def test_a_state_comes_back_from_a_file_exactly(seed):
     state = observed(samples(1 + seed % 9, seed)).state(MODEL)
     data = encode_state(state)
-    found = decode_state(data, "x")
-    assert all_bits(found.histograms) == all_bits(state.histograms)
-    assert (found.model_sha256, found.parts) == (state.model_sha256, state.parts)
-    assert encode_state(found) == data
+    result = decode_state(data, "x")
+    assert all_bits(result.histograms) == all_bits(state.histograms)
+    assert (result.model_sha256, result.parts) == (state.model_sha256, state.parts)
+    assert encode_state(result) == data
 
 
 def test_large_counts_and_extreme_ranges_come_back_exactly(tmp_path):

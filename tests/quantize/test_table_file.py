@@ -70,8 +70,8 @@ def every_range(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, float]:
             out.type = out.type or ir.TensorType(ir.DataType.FLOAT)
     tensors = [str(o.name) for n in model.graph for o in n.outputs if o.name != "one"]
     seen = ActivationRunner(model, tensors)(feeds)
-    found = {name: float(np.abs(array).max()) for name, array in {**feeds, **seen}.items()}
-    return {name: 127 * float(np.float32(amax / 127)) for name, amax in found.items()}
+    results = {name: float(np.abs(array).max()) for name, array in {**feeds, **seen}.items()}
+    return {name: 127 * float(np.float32(amax / 127)) for name, amax in results.items()}
 
 
 def measured(amax: dict[str, float], sha256: str = "0" * 64) -> CalibrationTable:
@@ -105,14 +105,14 @@ def test_the_content_says_what_a_file_is(
     graph, _ = run_passes(import_model(model).model)
     amax = {t: 127 * float(np.float32(rng.uniform(0.01, 9))) for t in calibrated_tensors(graph)}
     path = written(tmp_path / "ranges.png", kind, model, with_operands(graph, amax))
-    found = read_ranges(path)
-    assert found.kind == kind
-    assert (found.table.method == IMPORTED) == (kind != TABLE)
-    assert found.table.data_sha256 == (
+    result = read_ranges(path)
+    assert result.kind == kind
+    assert (result.table.method == IMPORTED) == (kind != TABLE)
+    assert result.table.data_sha256 == (
         "0" * 64 if kind == TABLE else hashlib.sha256(path.read_bytes()).hexdigest()
     )
     for name in amax.keys() - {"y"}:
-        assert found.table.tensors[name] == amax[name]
+        assert result.table.tensors[name] == amax[name]
 
 
 @pytest.mark.parametrize(

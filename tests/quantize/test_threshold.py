@@ -217,12 +217,12 @@ def test_a_percentile_is_that_of_the_sorted_magnitudes(seed, percent):
     histogram = observe("x", values, 0)
     ranked = np.sort(np.abs(values))
     exact = ranked[math.ceil(Fraction(percent) * ranked.size / 100) - 1]
-    found = choose_amax(histogram, f"percentile:{percent}")
+    result = choose_amax(histogram, f"percentile:{percent}")
     if exact < histogram.edges[1]:
-        assert found == histogram.amax
+        assert result == histogram.amax
     else:
-        assert exact <= found <= max(exact * (1 + 1 / 2048), exact + histogram.edges[1])
-        assert found <= histogram.amax
+        assert exact <= result <= max(exact * (1 + 1 / 2048), exact + histogram.edges[1])
+        assert result <= histogram.amax
 
 
 def test_the_percentile_is_99_99_unless_another_is_named(rng):
@@ -258,8 +258,8 @@ def test_a_parameter_that_a_method_cannot_take_is_refused(method, message):
 
 def test_several_methods_share_one_observation(rng):
     seen = {"a": observe("a", rng.normal(size=900), 0), "b": observe("b", np.zeros(4), 0)}
-    found = amax_by_method(seen, ["mse", "percentile:99"])
-    assert found == {
+    result = amax_by_method(seen, ["mse", "percentile:99"])
+    assert result == {
         method: {name: choose_amax(histogram, method) for name, histogram in seen.items()}
         for method in ("mse", "percentile:99")
     }

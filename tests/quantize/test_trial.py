@@ -25,8 +25,8 @@ UNKNOWN_RANK = helper.make_tensor_value_info("r", TensorProto.FLOAT, None)
 
 def ranges(model: ir.Model, feeds: Feeds, rng: np.random.Generator) -> dict[str, float]:
     """Ranges that clip some tensors and are too wide for others."""
-    found = ActivationRunner(model, tensors := calibrated_tensors(model))(feeds)
-    largest = {name: float(np.abs(found[name]).max()) or 1.0 for name in tensors}
+    activations = ActivationRunner(model, tensors := calibrated_tensors(model))(feeds)
+    largest = {name: float(np.abs(activations[name]).max()) or 1.0 for name in tensors}
     return {name: value * float(rng.uniform(0.4, 1.3)) for name, value in largest.items()}
 
 

@@ -40,13 +40,13 @@ def as_trtexec_reads(text: str) -> dict[str, float]:
 
     A line at a time, the name up to the last colon, eight characters from two behind it.
     """
-    found = {}
+    results = {}
     for line in text.split("\n")[1:]:
         if line:
             colon = line.rfind(":")
             bits = int(line[colon + 2 : colon + 10], 16)
-            found[line[:colon]] = struct.unpack("!f", struct.pack("!I", bits))[0]
-    return found
+            results[line[:colon]] = struct.unpack("!f", struct.pack("!I", bits))[0]
+    return results
 
 
 @settings(max_examples=300)

@@ -220,13 +220,13 @@ def test_modules_do_not_import_each_other_in_a_ring() -> None:
 
 def imported_by(path: Path, known: Container[str]) -> set[str]:
     """The known modules that a file imports when it is loaded."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom):
-            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            result |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {name for name in found if name in known}
+            result |= {alias.name for alias in node.names}
+    return {name for name in result if name in known}
 
 
 def test_every_shipped_toml_has_a_reader() -> None:

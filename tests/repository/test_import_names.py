@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from device.start.command import module_command
 from device.start.packages import NAMES
 
 ROOT = Path(__file__).parents[2]
-ENTRY_POINTS = {"tandem": "toolkit.cli.main", "tandem-agent": "device.agent.__main__"}
+ENTRY_POINTS = {"tandem": "command", "tandem-agent": "agent", "tandem-pipeline": "pipeline"}
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The entry points, as pip writes them."""
     folder = tmp_path_factory.mktemp("bin")
-    for name, module in ENTRY_POINTS.items():
-        text = f"import sys\nfrom {module} import main\nsys.exit(main())\n"
+    for name, function in ENTRY_POINTS.items():
+        text = f"import sys\nfrom tandem import {function}\nsys.exit({function}())\n"
         (folder / name).write_text(text)
     return folder
 
@@ -58,6 +59,7 @@ def run(
         ("tandem", "bench", "net.engine", "--iterations", "2"),  # of the build before
         ("tandem", "profiles"),
         ("tandem-agent", "--help"),
+        ("tandem-pipeline", "--help"),
     ],
     ids=" ".join,
 )
@@ -133,12 +135,40 @@ def test_import_tandem_alone_loads_none_of_its_packages() -> None:
 
 
 def test_every_name_of_the_api_is_there_and_has_a_docstring() -> None:
-    assert set(tandem.__all__) == {*tandem._MODULES, "__version__"}
+    assert set(tandem.__all__) == {*tandem._MODULES, *tandem._SUBMODULES, "__version__"}
     assert list(tandem.__all__) == sorted(tandem.__all__)
     stubs = (ROOT / "tandem-stubs/__init__.pyi").read_text()
     rows = re.findall(r"^from ([\w.]+) import (\w+) as \2$", stubs, re.M)
-    assert {name: module for module, name in rows} == tandem._MODULES
+    assert {name: module for module, name in rows} == {
+        **tandem._MODULES, **dict.fromkeys(tandem._SUBMODULES, "."),
+    }  # fmt: skip
     undocumented = [name for name in tandem._MODULES if not getattr(tandem, name).__doc__]
     assert undocumented == []
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         tandem.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tandem; print(tandem.fleet.Client)",
+        "from tandem.fleet import Client; print(Client)",
+        "import tandem.fleet as fleet; print(fleet.Client)",
+    ],
+)
+def test_the_client_of_a_fleet_is_there_without_the_compiler(tmp_path: Path, code: str) -> None:
+    program = f"{code}; import sys; assert not {{'onnx', 'numpy'}} & set(sys.modules)"
+    done = run(tmp_path, sys.executable, "-c", program)
+    assert done.stdout == "<class 'toolkit.fleet.client.Client'>\n", done.stderr
+
+
+@pytest.mark.parametrize("name", tandem._SUBMODULES)
+def test_a_module_of_the_api_has_the_names_of_its_origin_and_no_others(name: str) -> None:
+    module, origin = getattr(tandem, name), import_module(tandem._SUBMODULES[name])
+    assert [getattr(module, one) for one in origin.__all__] == [
+        getattr(origin, one) for one in origin.__all__
+    ]
+    stub = (ROOT / f"tandem-stubs/{name}.pyi").read_text()
+    assert stub == f"from {tandem._SUBMODULES[name]} import *\n"
+    with pytest.raises(AttributeError, match=rf"'tandem\.{name}' has no attribute 'nonsense'"):
+        module.nonsense  # noqa: B018

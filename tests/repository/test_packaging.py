@@ -20,6 +20,7 @@ from model_fixtures import small_convnet
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from device.start.packages import NAMES
 from toolkit.build import build_engine
 from toolkit.cli.main import COMMANDS
 
@@ -34,7 +35,7 @@ FOLDERS_OF_THE_SOURCE = ("docs", "examples", "scripts", "tests")
 BESIDES = (
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md",
     "THIRD_PARTY.md",
-    "pyproject.toml", "tandem.py",
+    "pyproject.toml", "setup.py", "tandem.py",
 )  # fmt: skip
 CACHES = ("__pycache__", "*.pyc")
 
@@ -154,14 +155,17 @@ def closure(names: Iterable[str]) -> set[str]:
 def test_the_wheel_holds_the_code_and_the_small_data(source: Path, wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     info = {name for name in names if ".dist-info/" in name}
-    shipped = {"tandem.py", *files_of(source, PACKAGES)}
-    assert set(names) - info == {
-        name
+    shipped = files_of(source, set(PACKAGES) - {"tandem-stubs"})
+    below = {
+        f"tandem/{name}"
         for name in shipped
         if not of_the_demo(name)
         and not name.endswith(".csv")
         and name != "configs/predicted_figures.json"
     }
+    assert set(names) - info == {"tandem/__init__.py", "tandem/py.typed", *below}
+    top_level = next(name for name in info if name.endswith("top_level.txt"))
+    assert zipfile.ZipFile(wheel).read(top_level) == b"tandem\n"
     assert {name.rpartition("/")[2] for name in info} >= {
         "LICENSE",
         "THIRD_PARTY.md",
@@ -170,14 +174,15 @@ def test_the_wheel_holds_the_code_and_the_small_data(source: Path, wheel: Path) 
 
 
 def test_the_wheel_is_small(wheel: Path) -> None:
-    assert wheel.stat().st_size <= 2_400_000
+    assert wheel.stat().st_size <= 2_600_000
 
 
 def test_the_demo_package_holds_what_the_wheel_leaves_to_it(
     source: Path, wheel: Path, demo_wheel: Path
 ) -> None:
     names = {n for n in zipfile.ZipFile(demo_wheel).namelist() if ".dist-info/" not in n}
-    assert names == {name for name in files_of(source, PACKAGES) if of_the_demo(name)}
+    demo = {f"tandem/{name}" for name in files_of(source, PACKAGES) if of_the_demo(name)}
+    assert names == demo
     assert names & set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
@@ -212,13 +217,13 @@ def test_the_metadata_is_complete(wheel: Path) -> None:
 
 def test_profiles_are_found_from_an_installed_wheel(installed: Path) -> None:
     code = (
-        "import configs, device.profile as p;"
+        "from tandem import configs; import tandem.device.profile as p;"
         "print(configs.__file__, len(p.list_profiles()), len(p.load_jetpacks()),"
         " p.load_profile('orin-nx-16gb').dla_cores)"
     )
     printed = run(sys.executable, "-c", code, PYTHONPATH=str(installed))
     where, profiles, jetpacks, cores = printed.split()
-    assert Path(where).parent == installed / "configs"
+    assert Path(where).parent == installed / "tandem/configs"
     assert int(profiles) == len(list((ROOT / "configs/profiles").glob("*.toml")))
     assert (int(jetpacks) > 20, cores) == (True, "2")
 
@@ -275,6 +280,9 @@ def board(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (site / top).symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / top)
     pip = (sys.executable, "-m", "pip", "--python", str(root / "bin" / "python"))
     run(*pip, "install", "--no-deps", "--no-index", "--quiet", str(wheel))
+    for name in NAMES:  # other people's
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text(f"raise SystemExit('{name} of a stranger')")
     return root / "bin"
 
 
@@ -306,7 +314,7 @@ def test_the_python_api_works_on_a_board(board: Path, engine: Path) -> None:
     code = (
         "import sys, tandem, numpy; session = tandem.open_session(sys.argv[1]);"
         "feeds = {t.name: numpy.zeros(t.shape, t.dtype) for t in session.inputs};"
-        "print(len(session.infer(feeds)), 'toolkit' in sys.modules, tandem.__version__)"
+        "print(len(session.infer(feeds)), 'tandem.toolkit' in sys.modules, tandem.__version__)"
     )
     printed = run(str(board / "python"), "-I", "-c", code, str(engine)).split()
     assert printed == ["1", "False", metadata_version()]
@@ -322,7 +330,7 @@ def test_type_checkers_see_the_python_api_of_an_installed_wheel(
                "--python-executable", str(board / "python")]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     notes = [line.partition(": ")[2] for line in done.stdout.splitlines()]
-    assert 'note: Revealed type is "device.runtime.session.Session"' in notes, done.stdout
+    assert 'note: Revealed type is "tandem.device.runtime.session.Session"' in notes, done.stdout
     assert 'error: Module has no attribute "nonsense"  [attr-defined]' in notes
     assert len(notes) == 3  # these, and the count of errors
 

@@ -149,9 +149,9 @@ def test_a_pipeline_runs_without_a_broker(bundle: Path, tmp_path: Path, packed: 
     assert frames == len(results) == 3
     assert isinstance(messages[0], Ready)
     labels = set((bundle / LABELS).read_text().split())
-    found = {one.label for result in results for one in result.event.detections}
-    assert found
-    assert found <= labels
+    actual = {one.label for result in results for one in result.event.detections}
+    assert actual
+    assert actual <= labels
 
 
 def test_a_pipeline_that_preprocesses_otherwise_than_the_calibration_does_not_run(

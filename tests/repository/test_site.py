@@ -83,6 +83,8 @@ TABLES = {
         "lines": track_config.LineConfig,
     },
     "serial.md": {"serial": sink_config.SerialSink},
+    "ros2.md": {"ros2": sink_config.Ros2Sink},
+    "recordings.md": {"mcap": sink_config.McapSink, "foxglove": sink_config.FoxgloveSink},
     "results.md": {
         "detections": Event,
         "detection": Detection,

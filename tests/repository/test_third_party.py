@@ -15,11 +15,16 @@ EXTRAS = (
     "serve",
     "web",
     "camera",
+    "dask",
     "portable",
     "fleet",
     "postgresql",
     "host",
     "serial",
+    "ros2",
+    "dds",
+    "mcap",
+    "foxglove",
     "torch",
     "tensorflow",
     "gpu-build",
@@ -28,6 +33,7 @@ EXTRAS = (
 # What packages write in place of an SPDX expression.
 SPDX = {
     "Apache 2.0": "Apache-2.0",
+    "EPL-2.0, BSD-3-Clause": "EPL-2.0 OR BSD-3-Clause",  # cyclonedds: its sources say OR
     "3-Clause BSD License": "BSD-3-Clause",
     "BSD": "BSD-3-Clause",  # pyserial: its LICENSE.txt has three clauses
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",

@@ -103,9 +103,11 @@ def confirming(rule_id: str, *networks: NetworkRow) -> Report:
     sides = tuple(
         rule(rule_id, side, expected=side == "at", takes=side == "at") for side in ("at", "beyond")
     )
-    made = report(*networks)
-    machine = msgspec.structs.replace(made.machine, model="Orin\n--- a/README.md\n+++ b/README.md")
-    return msgspec.structs.replace(made, rules=(*made.rules, *sides), machine=machine)
+    document = report(*networks)
+    machine = msgspec.structs.replace(
+        document.machine, model="Orin\n--- a/README.md\n+++ b/README.md"
+    )
+    return msgspec.structs.replace(document, rules=(*document.rules, *sides), machine=machine)
 
 
 def test_a_report_becomes_a_change_that_git_applies(tmp_path: Path, path: Path) -> None:

@@ -186,9 +186,9 @@ class FakeLibrary:
 @pytest.mark.parametrize(("version", "early"), [(11040, False), (12020, False), (12030, True)])
 def test_graphs_start_kernels_early_since_cuda_12_3(version: int, early: bool) -> None:
     lacks = ("cuLaunchKernelEx",) if version < 11080 else ()
-    found = Driver(FakeLibrary(version, *lacks))  # type: ignore[arg-type]
-    assert found.starts_early is early
-    assert ("cuLaunchKernelEx" in found.functions) is early
+    result = Driver(FakeLibrary(version, *lacks))  # type: ignore[arg-type]
+    assert result.starts_early is early
+    assert ("cuLaunchKernelEx" in result.functions) is early
 
 
 def test_a_driver_without_a_function_says_which() -> None:

@@ -64,11 +64,11 @@ def test_results_are_those_of_the_whole_model(tmp_path: Path, network: Network) 
     with opened(tmp_path, network) as session:
         for seed in range(3):
             feeds = {"x": picture(1 + seed if network.dims else 1, seed)}
-            found = session.infer(feeds)["y"]
-            assert found.tobytes() == whole_run(network, feeds)["y"].tobytes()
+            actual = session.infer(feeds)["y"]
+            assert actual.tobytes() == whole_run(network, feeds)["y"].tobytes()
             (expected,) = reference.run(None, feeds)
             # The reference sums in another order; nothing here is larger than a few units.
-            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
 
 
 def test_the_networks_tell_their_inputs_apart(cut: Session) -> None:
@@ -89,9 +89,9 @@ def test_every_size_in_the_range_gives_each_row_its_own_result(cut: Session) -> 
     batch = picture(4)
     rows = [cut.infer({"x": batch[n : n + 1]})["y"] for n in range(4)]
     for size in (4, 2, 3, 1):
-        found = cut.infer({"x": batch[:size]})["y"]
-        assert found.shape == (size, 10)
-        np.testing.assert_allclose(found, np.concatenate(rows[:size]), rtol=1e-5, atol=1e-6)
+        actual = cut.infer({"x": batch[:size]})["y"]
+        assert actual.shape == (size, 10)
+        np.testing.assert_allclose(actual, np.concatenate(rows[:size]), rtol=1e-5, atol=1e-6)
 
 
 def test_outputs_are_the_callers_to_keep(cut: Session) -> None:
@@ -115,8 +115,8 @@ def test_what_passes_between_segments_lies_in_the_arena(cut: Session) -> None:
     base, first, *_ = split_network("batch").pieces
     middle = replace(split_network("batch"), pieces=(base, first), outputs=("r2",), inputs=("x",))
     expected = whole_run(middle, {"x": x})["r2"]
-    found = np.ndarray(expected.shape, expected.dtype, cut._arena, buffers["r2"].offset)
-    np.testing.assert_array_equal(found, expected)
+    result = np.ndarray(expected.shape, expected.dtype, cut._arena, buffers["r2"].offset)
+    np.testing.assert_array_equal(result, expected)
     pooled = np.ndarray((4, 16), np.float32, cut._arena, buffers["p3"].offset)
     np.testing.assert_allclose(pooled, expected.mean((2, 3)), rtol=1e-5)
 
@@ -239,9 +239,9 @@ def test_tensors_of_unknown_size_pass_through(tmp_path: Path) -> None:
     a = np.array([[2, 0, 4, 0], [0, 0, 0, 6]], np.int8)
     with opened(tmp_path, network) as session:
         for b in (np.zeros((2, 4), np.float32), np.ones((2, 4), np.float32)):
-            found = session.infer({"a": a, "b": b})["y"]
-            np.testing.assert_array_equal(found, np.nonzero(a * 0.5 + b))
-            assert found.dtype == np.float32
+            actual = session.infer({"a": a, "b": b})["y"]
+            np.testing.assert_array_equal(actual, np.nonzero(a * 0.5 + b))
+            assert actual.dtype == np.float32
         kept = session.infer({"a": a, "b": np.ones((2, 4), np.float32)})["y"]
         session.infer({"a": a * 0, "b": np.ones((2, 4), np.float32)})
         np.testing.assert_array_equal(kept, np.nonzero(np.ones((2, 4))))
@@ -268,8 +268,10 @@ def test_a_size_between_the_steps_of_a_dimension_is_refused(tmp_path: Path) -> N
     stepped = replace(network, dims=(DimRange(name="n", min=2, opt=2, max=4, step=2),))
     with opened(tmp_path, stepped) as session:
         a, b = np.zeros((3, 4), np.int8), np.zeros((3, 4), np.float32)
-        said = r"'a' has the size 3 in dimension 0 \('n'\), the engine takes multiples of 2; pad or"
-        with pytest.raises(SessionError, match=said):
+        message = (
+            r"'a' has the size 3 in dimension 0 \('n'\), the engine takes multiples of 2; pad or"
+        )
+        with pytest.raises(SessionError, match=message):
             session.infer({"a": a, "b": b})
         session.infer({"a": np.zeros((4, 4), np.int8), "b": np.zeros((4, 4), np.float32)})
 
@@ -277,8 +279,8 @@ def test_a_size_between_the_steps_of_a_dimension_is_refused(tmp_path: Path) -> N
 def test_inputs_that_disagree_on_a_dimension_are_refused(tmp_path: Path) -> None:
     with opened(tmp_path, two_inputs()) as session:
         a, b = np.zeros((2, 4), np.int8), np.zeros((3, 4), np.float32)
-        said = r"input 'b' has the size 3 in dimension 0 \('n'\), another input has 2 there"
-        with pytest.raises(SessionError, match=said):
+        message = r"input 'b' has the size 3 in dimension 0 \('n'\), another input has 2 there"
+        with pytest.raises(SessionError, match=message):
             session.infer({"a": a, "b": b})
         hint = r"input 'a' has dtype float32, the engine takes int8; .* \(stored = real / 0.5\)"
         with pytest.raises(SessionError, match=hint):
@@ -287,8 +289,10 @@ def test_inputs_that_disagree_on_a_dimension_are_refused(tmp_path: Path) -> None
 
 def test_another_profile_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = write_network(tmp_path / "e", single_network())
-    said = f"is for {PROFILE}, this device is agx-orin-64gb; `tandem build --profile agx-orin-64gb`"
-    with pytest.raises(SessionError, match=said):
+    message = (
+        f"is for {PROFILE}, this device is agx-orin-64gb; `tandem build --profile agx-orin-64gb`"
+    )
+    with pytest.raises(SessionError, match=message):
         open_session(path, profile="agx-orin-64gb")
     with open_session(path, profile=PROFILE) as session:
         assert session.infer({"x": picture()})["y"].shape == (1, 10)
@@ -323,8 +327,8 @@ def test_an_executor_that_does_not_work_here_is_named_with_its_reason(
 ) -> None:
     away = ExecutorKind("portable", "portable", portable.load, lambda: "it is away today")
     monkeypatch.setattr(table, "EXECUTORS", (away,))
-    said = "segment 'gpu.0' cannot be run here: portable: it is away today"
-    with pytest.raises(SessionError, match=said):
+    message = "segment 'gpu.0' cannot be run here: portable: it is away today"
+    with pytest.raises(SessionError, match=message):
         open_session(write_network(tmp_path / "e", single_network()))
 
 
@@ -443,9 +447,9 @@ def test_a_model_that_onnxruntime_refuses_names_its_segment(
     path = rewritten(tmp_path, single_network(), gpu_0=np.arange(50, dtype=np.uint8))
     with pytest.raises(SessionError) as caught:
         open_session(path)
-    said = str(caught.value)
-    assert "segment 'gpu.0' cannot be loaded by onnxruntime: " in said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert "segment 'gpu.0' cannot be loaded by onnxruntime: " in message
+    assert "\n" not in message
     assert caught.value.__cause__ is not None
     assert capfd.readouterr() == ("", "")
 
@@ -462,8 +466,8 @@ def test_a_model_that_does_not_have_the_segments_tensors_is_refused(tmp_path: Pa
     segment = manifest.segments[0]
     bare = changed(segment, implementations=(changed(segment.implementations[0], weights=()),))
     write_engine(tmp_path / "e", changed(manifest, segments=(bare, *manifest.segments[1:])), arrays)
-    said = r"'gpu\.0' has the inputs 'x' \(float32\), its model 'r2' \(float32\)"
-    with pytest.raises(SessionError, match=said):
+    message = r"'gpu\.0' has the inputs 'x' \(float32\), its model 'r2' \(float32\)"
+    with pytest.raises(SessionError, match=message):
         open_session(tmp_path / "e")
 
 
@@ -489,8 +493,8 @@ def test_a_shape_that_the_manifest_does_not_promise_stops_the_run(
         changed(one, shape=(1, 5)) if one.name == "y" else one for one in manifest.tensors
     )
     write_engine(tmp_path / "e", changed(manifest, tensors=tensors), arrays)
-    said = r"segment 'gpu\.0' failed in onnxruntime"
-    with open_session(tmp_path / "e") as session, pytest.raises(SessionError, match=said):
+    message = r"segment 'gpu\.0' failed in onnxruntime"
+    with open_session(tmp_path / "e") as session, pytest.raises(SessionError, match=message):
         session.infer({"x": picture()})
     assert capfd.readouterr() == ("", "")
 
@@ -555,8 +559,8 @@ session.infer({"x": np.zeros((1, 3, 16, 16), np.float32)})
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
     )
-    said = "SessionError: there is no memory for output 'y' of shape [2147483647]"
-    assert said in done.stderr.splitlines()[-1]
+    message = "SessionError: there is no memory for output 'y' of shape [2147483647]"
+    assert message in done.stderr.splitlines()[-1]
 
 
 def test_an_engine_without_a_memory_plan_runs_too(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ def test_outputs_are_written_into_the_arrays_given(path: Path) -> None:
         feeds = feeds_of(session, 3)
         expected = session.infer(feeds)
         targets = {name: np.full_like(value, np.nan) for name, value in expected.items()}
-        found = session.infer(feeds, targets)
+        outputs = session.infer(feeds, targets)
     for name, value in expected.items():
-        assert found[name] is targets[name]
+        assert outputs[name] is targets[name]
         assert np.array_equal(targets[name], value)
 
 
@@ -69,9 +69,9 @@ def test_a_session_hands_out_arrays_that_it_takes_again_and_again(path: Path) ->
             expected = session.infer(given)
             for name, array in feeds.items():
                 array[...] = given[name]
-            found = session.infer(feeds, outputs)
+            actual = session.infer(feeds, outputs)
             for name, value in expected.items():
-                assert found[name] is outputs[name]
+                assert actual[name] is outputs[name]
                 assert np.array_equal(outputs[name], value)
 
 

@@ -371,10 +371,10 @@ def test_kernels_that_do_not_run_on_a_jetson_are_degraded(
     with open_session(both, plans=tmp_path / "none") as session:
         (report,) = session.reports
     assert report.implementation == "portable"
-    said = "cuda: its kernels are for sm_87, this GPU is sm_72"
-    assert said in report.reason
+    message = "cuda: its kernels are for sm_87, this GPU is sm_72"
+    assert message in report.reason
     assert ("segment gpu.0 runs as portable, not on the GPU: " in report.degraded) == degraded
-    assert (said in report.degraded) == degraded
+    assert (message in report.degraded) == degraded
 
 
 def test_a_session_gives_back_all_of_the_gpu(

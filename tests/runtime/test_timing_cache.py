@@ -124,10 +124,10 @@ def test_no_file_is_an_empty_cache(tmp_path: Path) -> None:
 
 
 def valid() -> dict[str, object]:
-    made: dict[str, object] = json.loads(
+    document: dict[str, object] = json.loads(
         msgspec.json.encode(TimingCache().with_times(ORIN, {"a": 1.0}))
     )
-    return made
+    return document
 
 
 DAMAGED: dict[str, bytes] = {
@@ -174,10 +174,10 @@ def test_any_bytes_are_a_cache_or_refused(
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_bytes(data)
     try:
-        found: object = read_timings(path)
+        result: object = read_timings(path)
     except TimingCacheError as error:
-        found = error
-    assert isinstance(found, TimingCache) or "any.json" in str(found)
+        result = error
+    assert isinstance(result, TimingCache) or "any.json" in str(result)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -239,18 +239,18 @@ def test_a_value_that_could_not_be_made_is_not_held() -> None:
 
 
 def test_threads_share_one_value_and_give_it_up_once() -> None:
-    made: list[object] = []
+    values: list[object] = []
     given_up: list[object] = []
     shared: Shared[str, object] = Shared(given_up.append)
     together = threading.Barrier(8)
 
     def make() -> object:
-        made.append(object())
-        return made[-1]
+        values.append(object())
+        return values[-1]
 
     def use() -> None:
         together.wait()
-        assert shared.acquire("a", make) is made[0]
+        assert shared.acquire("a", make) is values[0]
         together.wait()
         shared.release("a")
 
@@ -259,5 +259,5 @@ def test_threads_share_one_value_and_give_it_up_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == len(given_up) == 1
+    assert len(values) == len(given_up) == 1
     assert len(shared) == 0

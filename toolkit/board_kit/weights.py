@@ -23,7 +23,7 @@ def tile_weights(model: ir.Model) -> None:
         tensor = value.const_value
         if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) < 2:
             continue
-        shape = tuple(int(dim) for dim in tensor.shape)  # type: ignore[arg-type]
+        shape = tuple(tensor.shape.numpy())
         size = math.prod(shape)
         spread = np.float32(1 / math.sqrt(max(1, size // shape[0])))
         array = np.resize(pattern * spread, size).reshape(shape)

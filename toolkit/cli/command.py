@@ -21,6 +21,7 @@ option that may be given again. The module of the action is imported when the co
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, fields
 from functools import partial
 from importlib import import_module
@@ -169,6 +170,13 @@ def _split(text: str) -> tuple[str, str]:
     """Return a docstring without its last paragraph, and that one as an epilog."""
     text, _, example = text.rpartition("\n\n")
     return text, example if example.startswith("\b") else " ".join(example.split())
+
+
+@contextmanager
+def parsed(options: type[T], words: Sequence[str]) -> Iterator[T]:
+    """Yield the value of a command's words, in its context. Raises click.ClickException."""
+    with command(options, "").make_context(options.__name__.lower(), list(words)) as ctx:
+        yield _value(options, ctx.params)
 
 
 def given(name: str) -> bool:

@@ -16,12 +16,12 @@ from device.profile import (
 )
 from device.runtime.tensorrt.plans import read_records
 from device.selftest import sensors
+from device.start.packages import NAMES
 from toolkit.machine import Machine
 
 Status = Literal["ok", "warning", "missing"]
 
 DISTRIBUTION = "tandem-edge"
-PACKAGES = ("toolkit", "calibration", "device", "pipelines", "configs")
 LOW_DISK_BYTES = 2_000_000_000
 FULL_DISK_BYTES = 200_000_000
 DLA_COMPILERS = (
@@ -86,15 +86,14 @@ def distribution(machine: Machine) -> Finding:
     """Another distribution with a folder of the same name would silently replace our files."""
     owners = {
         package: {name.lower().replace("_", "-") for name in machine.distributions.get(package, ())}
-        for package in PACKAGES
+        for package in {"tandem", *NAMES}
     }
     strangers = {package: sorted(names - {DISTRIBUTION}) for package, names in owners.items()}
     clashes = [f"{', '.join(names)} also ships {p}/" for p, names in strangers.items() if names]
     if clashes:
         return Finding("missing", "; ".join(clashes))
-    absent = [package for package, names in owners.items() if not names]
-    if absent:
-        return Finding("warning", f"not installed: {', '.join(absent)}", "pip install -e .")
+    if not owners["tandem"]:
+        return Finding("warning", "not installed", "pip install -e .")
     return Finding("ok", f"all of {DISTRIBUTION}")
 
 

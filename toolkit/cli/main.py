@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "plan": "Say what runs where, why, and what it takes.",
     "explain": "Explain a reason in a report.",
     "build": "Build an engine from a model.",
+    "build-all": "Build a matrix of models and profiles.",
     "calibrate": "Measure INT8 ranges on real data.",
     "ranges": "Convert and compare INT8 ranges.",
     "inspect": "Show what is inside a model or an engine.",
@@ -47,6 +48,8 @@ COMMANDS: Mapping[str, str] = {
     "import-triton": "Build engines of a Triton repository.",
     "pipeline": "Write and check a pipeline.toml.",
     "run": "Run a pipeline on this machine.",
+    "record": "Run a pipeline and record it.",
+    "replay": "Run a pipeline on a recording.",
     "serve": "Serve models to clients of KServe v2 and Triton.",
     "bundle": "Pack engine, pipeline and labels.",
     "deploy": "Send a bundle to a device over MQTT.",
@@ -54,6 +57,7 @@ COMMANDS: Mapping[str, str] = {
     "board": "Set a board up, look after it, provision many.",
     "fleet": "Sign releases, enrol devices, roll out to a fleet.",
     "demo": "Build, run, deploy and roll back on this machine.",
+    "cache": "Look after what builds have made before.",
     "completion": "Print the completion script of a shell.",
     "doctor": "Check what this machine lacks.",
 }
@@ -78,9 +82,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        word = cmd_name.replace("-", "_")
-        module = importlib.import_module(f"toolkit.cli.commands.{word}")
-        command: click.Command = getattr(module, word)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"toolkit.cli.commands.{name}")
+        command: click.Command = getattr(module, name)
         add_log_options(command)
         return command
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import onnx_ir as ir
 
 from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import IMPORTED
+from toolkit.cache import key_of
 from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
@@ -22,7 +24,7 @@ from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
 from toolkit.quantize.ranges.data import Source
-from toolkit.quantize.ranges.measure import dummy_table, measure_ranges, with_model
+from toolkit.quantize.ranges.measure import RangeOptions, dummy_table, measure_ranges, with_model
 from toolkit.quantize.ranges.table_file import (
     fit_table,
     plain_notes,
@@ -89,8 +91,8 @@ def _rewritten(front: Frontend, keep_float: frozenset[str] = frozenset()) -> Fro
     return replace(front, prepared=prepared)
 
 
-def _measured(front: Frontend, data: Source) -> Frontend:
-    """Measure ranges over data; write them to a table where requested, refused ones marked."""
+def to_measure(front: Frontend) -> tuple[Frontend, RangeOptions]:
+    """Return the rewritten graph whose ranges are measured, and how."""
     options, profile, imported = front.options, front.target.profile, front.imported
     requested = frozenset(options.ranges.keep_float)
     front = _rewritten(front, requested)
@@ -103,7 +105,21 @@ def _measured(front: Frontend, data: Source) -> Frontend:
     )
     if options.precision == "best":
         range_options = best_options(range_options, graph, floating)
-    ranges = measure_ranges(graph, data, imported.sha256, range_options, front.report)
+    front = replace(front, floating=floating, off_dla=frozenset(harmed) - requested)
+    return front, range_options
+
+
+def _measured(front: Frontend, data: Source) -> Frontend:
+    """Measure ranges over data; write them to a table where requested, refused ones marked."""
+    front, range_options = to_measure(front)
+    options, imported, graph = front.options, front.imported, front.prepared.model
+    known = {} if options.measured is None else options.measured
+    serialized = b"" if options.measured is None else ir.to_proto(graph).SerializeToString()
+    key = key_of(serialized, imported.sha256, repr(range_options), repr(data))
+    ranges = known.get(key)
+    if ranges is None:
+        ranges = measure_ranges(graph, data, imported.sha256, range_options, front.report)
+        known[key] = ranges
     if options.save_table is not None:
         write_table(Path(options.save_table), ranges.table)
     if not options.accept_loss:
@@ -114,8 +130,6 @@ def _measured(front: Frontend, data: Source) -> Frontend:
         table=ranges.table,
         ranges=ranges,
         notes=_notes(front),
-        floating=floating,
-        off_dla=frozenset(harmed) - requested,
     )
 
 

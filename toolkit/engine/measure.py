@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toolkit.engine.frontend import run_frontend
+from toolkit.engine.frontend import run_frontend, to_measure
 from toolkit.engine.options import BuildOptions
+from toolkit.engine.read import read_model
 from toolkit.engine.target import HOST, choose_target
 from toolkit.errors import BuildError, about
-from toolkit.importers.onnx import ModelSource, open_model
+from toolkit.importers.onnx import ModelSource, OpenModel, open_model
 from toolkit.plugins import Plugin
 from toolkit.quantize.ranges.data import Source
-from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, observe_shard
 from toolkit.quantize.ranges.table_file import has_qdq
 
 
@@ -36,6 +37,30 @@ def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, st
     Raises TandemError: the model is quantized already, the data cannot be used, or INT8 loses too
     much.
     """
+    model, options = _opened(request, report)
+    with about(model.path.name):
+        target = choose_target(request.profile or HOST)
+        ranges = run_frontend(model, target, options, report).ranges
+    assert ranges is not None  # of data
+    return ranges, model.path.name
+
+
+def measure_shard(request: CalibrateRequest, index: int, count: int, report: Report) -> bytes:
+    """Observe one shard of the data, counted from 0 (`toolkit.quantize.ranges.shards`).
+
+    Raises TandemError as `measure_model`.
+    """
+    model, options = _opened(request, report)
+    with about(model.path.name):
+        front = read_model(model, choose_target(request.profile or HOST), options, report)
+        front, ranges = to_measure(front)
+        return observe_shard(
+            front.prepared.model, request.data, front.imported.sha256, ranges, report,
+            index=index, count=count,
+        )  # fmt: skip
+
+
+def _opened(request: CalibrateRequest, report: Report) -> tuple[OpenModel, BuildOptions]:
     model = open_model(request.model, plugins=request.plugins, report=report)
     name = model.path.name
     with about(name):
@@ -44,15 +69,13 @@ def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, st
                 f"{name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
                 "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
             )
-        options = BuildOptions(
-            precision="int8",
-            data=request.data,
-            ranges=request.options,
-            accept_loss=request.accept_loss,
-            shapes=request.shapes,
-            plugins=request.plugins,
-            kernels=False,
-        )
-        ranges = run_frontend(model, choose_target(request.profile or HOST), options, report).ranges
-    assert ranges is not None  # of data
-    return ranges, name
+    options = BuildOptions(
+        precision="int8",
+        data=request.data,
+        ranges=request.options,
+        accept_loss=request.accept_loss,
+        shapes=request.shapes,
+        plugins=request.plugins,
+        kernels=False,
+    )
+    return model, options

@@ -40,7 +40,8 @@ class BuildOptions:
     (`toolkit.partition.best_precision`).
     `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
     iterable of samples. `ranges`: how ranges are measured. `table`: ranges in the place of `data`.
-    `save_table`: file for the measured table, written before the build goes on, so that a later
+    `measured`: calibrations of other builds by what they depend on, which this one takes and adds
+    to. `save_table`: file for the measured table, written before the build goes on, so that a later
     failure does not lose hours of calibration. `dummy_ranges` replace measured ranges: the engine
     is for timing only, and says so. `accept_loss`: write the engine even if INT8 loses more at the
     outputs than the limits of `toolkit.quantize.loss.metrics`.
@@ -59,6 +60,7 @@ class BuildOptions:
     ranges: RangeOptions = field(default_factory=RangeOptions)
     table: CalibrationTable | None = None
     save_table: str | Path | None = None
+    measured: dict[str, Ranges] | None = field(default=None, repr=False)
     dummy_ranges: bool = False
     accept_loss: bool = False
     shapes: Mapping[str, tuple[int, ...]] | None = None

@@ -16,6 +16,8 @@ import urllib3
 
 from toolkit.errors import FleetError
 
+__all__ = ["Client"]
+
 ROOT = "/api/v1"
 Json = dict[str, Any]
 

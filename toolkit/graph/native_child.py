@@ -68,9 +68,9 @@ class TooLongError(Exception):
 def infer(proto: onnx.ModelProto, options: Mapping[str, Any]) -> bytes:
     """Infer shapes; values are carried along only where they stay few."""
     check_integers(proto.graph)
-    carried = bool(options["data_prop"]) and carried_elements(proto.graph) <= MAX_CARRIED
+    propagated = bool(options["data_prop"]) and carried_elements(proto.graph) <= MAX_CARRIED
     return onnx.shape_inference.infer_shapes(
-        proto, check_type=False, strict_mode=bool(options["strict"]), data_prop=carried
+        proto, check_type=False, strict_mode=bool(options["strict"]), data_prop=propagated
     ).SerializeToString()
 
 

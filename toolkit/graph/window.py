@@ -42,16 +42,7 @@ class Window:
     @property
     def is_pointwise(self) -> bool:
         """True for a 1x1 kernel of stride 1 without padding."""
-        return self._reads_points and set(self.strides) == {1}
-
-    @property
-    def is_strided_pointwise(self) -> bool:
-        """True for a 1x1 kernel without padding that skips elements."""
-        return self._reads_points and set(self.strides) != {1}
-
-    @property
-    def _reads_points(self) -> bool:
-        return set(self.kernel) == {1} and not any(self._known_pads)
+        return set(self.kernel) == {1} and not any(self._known_pads) and set(self.strides) == {1}
 
     @property
     def _known_pads(self) -> tuple[int, ...]:

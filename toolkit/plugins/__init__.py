@@ -15,6 +15,8 @@ from typing import Union
 
 import onnx
 
+__all__ = ["Attribute", "Constant", "Kernel", "Launch", "Node", "Plugin", "Shape", "Tensor"]
+
 Constant = Union[  # noqa: UP007  (it names itself)
     None, bool, int, float, str, tuple["Constant", ...]
 ]

@@ -172,12 +172,9 @@ def _set_or_check(plugin: Plugin, value: ir.Value, shape: tuple[int, ...]) -> bo
 
 
 def _tensor(value: ir.Value | None) -> Tensor | None:
-    if value is None or value.shape is None or value.dtype is None:
+    if value is None or value.shape is None or value.dtype is None or value.shape.is_dynamic():
         return None
-    if not all(isinstance(dim, int) for dim in value.shape):
-        return None
-    shape = tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
-    return Tensor(str(value.name), value.dtype.numpy().name, shape)
+    return Tensor(str(value.name), value.dtype.numpy().name, value.shape.numpy())
 
 
 def _value(plugin: Plugin, node: str, attr: ir.Attr) -> Attribute:

@@ -149,9 +149,9 @@ def make_path(
         bias = 0.0 if sums.bias is None else sums.bias
         return IdealPath(sums.factor, sums.factor * bias, activation, step_out, low, high)
     if arithmetic == "exact bias" and activation.function is None and activation.slopes is None:
-        held = _held(sums.factor)
+        real_factor = _held(sums.factor)
         bias = 0.0 if sums.bias is None else sums.bias
-        return IdealPath(held, held * bias, activation, step_out, low, high)
+        return IdealPath(real_factor, real_factor * bias, activation, step_out, low, high)
     relu = activation.low == 0.0 and activation.function is None
     if activation.function is not None:
         entry = 2.0**-_ENTRY_FRACTION_BITS / step_out

@@ -65,13 +65,13 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
     Raises SessionError naming what each kind lacks.
     """
     segment = context.segment
-    carried = {str(i.__struct_config__.tag): i for i in segment.implementations}
+    by_tag = {str(i.__struct_config__.tag): i for i in segment.implementations}
     absent: list[str] = []
     refused: list[str] = []
     for kind in _candidates(context):
-        implementation = carried.get(kind.tag)
+        implementation = by_tag.get(kind.tag)
         if implementation is None:
-            if kind.tag not in _not_missed(carried):
+            if kind.tag not in _not_missed(by_tag):
                 absent.append(kind.tag)
             continue
         problem = kind.why_not() or kind.misfit(context, implementation)
@@ -98,18 +98,18 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
 
 def other_ways(context: SegmentContext) -> tuple[str, ...]:
     """Return the kinds that can run a segment here without TensorRT, best first."""
-    carried = {str(i.__struct_config__.tag): i for i in context.segment.implementations}
+    by_tag = {str(i.__struct_config__.tag): i for i in context.segment.implementations}
     return tuple(
         kind.name
         for kind in EXECUTORS
-        if kind.requested is None and kind.tag in carried and kind.tag not in _THROUGH_TENSORRT
-        if not (kind.why_not() or kind.misfit(context, carried[kind.tag]))
+        if kind.requested is None and kind.tag in by_tag and kind.tag not in _THROUGH_TENSORRT
+        if not (kind.why_not() or kind.misfit(context, by_tag[kind.tag]))
     )
 
 
-def _not_missed(carried: Collection[str]) -> tuple[str, ...]:
+def _not_missed(tags: Collection[str]) -> tuple[str, ...]:
     """Return the tags that no reason names: TensorRT on the GPU is asked for, and one is enough."""
-    return _THROUGH_TENSORRT if tensorrt_gpu.TAG in carried else (tensorrt_gpu.TAG,)
+    return _THROUGH_TENSORRT if tensorrt_gpu.TAG in tags else (tensorrt_gpu.TAG,)
 
 
 def _degraded(segment: Segment, kind: ExecutorKind, why: str, *, is_refused: bool) -> str:

@@ -53,12 +53,12 @@ def time_both(engine: Engine, segment: Segment, plans: Path) -> Times:
 
     tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
     context = SegmentContext(engine, segment, tensors, LoadOptions(plans=plans))
-    carried = {str(i.__struct_config__.tag): i for i in segment.implementations}
+    by_tag = {str(i.__struct_config__.tag): i for i in segment.implementations}
     sizes = {dim.name: dim.opt for dim in engine.manifest.dims}
     feeds = _feeds([tensors[name] for name in segment.inputs], sizes)
-    plan = tensorrt_gpu.load(context, carried[tensorrt_gpu.TAG])  # type: ignore[arg-type]
+    plan = tensorrt_gpu.load(context, by_tag[tensorrt_gpu.TAG])  # type: ignore[arg-type]
     try:
-        kernels = cuda.load(context, carried[cuda.TAG])  # type: ignore[arg-type]
+        kernels = cuda.load(context, by_tag[cuda.TAG])  # type: ignore[arg-type]
         try:
             return _time(plan, kernels, segment, feeds, sizes)
         finally:

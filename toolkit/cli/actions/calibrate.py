@@ -14,13 +14,13 @@ from calibration.trt_cache import (
     cache_warning,
     write_cache,
 )
-from toolkit.cli.actions.calibration import range_options
+from toolkit.cli.actions.calibration import range_options, workers_of
 from toolkit.cli.actions.model_file import write_model
 from toolkit.cli.actions.outputs import need_folders, refuse_unused, write_bytes
 from toolkit.cli.commands.calibrate import Calibrate
 from toolkit.cli.options.ranges import RangeOutputs
 from toolkit.cli.progress import progress_bar
-from toolkit.engine.measure import CalibrateRequest, measure_model
+from toolkit.engine.measure import CalibrateRequest, measure_model, measure_shard
 from toolkit.importers.onnx import source_path
 from toolkit.importers.source import ModelPath
 from toolkit.quantize.loss.judge import check
@@ -28,6 +28,7 @@ from toolkit.quantize.qdq.export import export_form
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 from toolkit.quantize.ranges.report_html import ranges_html
 from toolkit.quantize.ranges.report_text import assumed_lines, ranges_builtins, ranges_text
+from toolkit.workers import Workers
 
 
 def calibrate(options: Calibrate) -> None:
@@ -43,7 +44,40 @@ def calibrate(options: Calibrate) -> None:
     _need_the_graph(options)
     need_folders(options.out, outputs.cache, outputs.qdq, outputs.adjusted_model, options.html)
     cache_version(outputs.tensorrt or DEFAULT_TENSORRT)  # refused before data is read
-    request, notes = _request(options)
+    _refuse_with_shards(options)
+    with workers_of(options.calibration) as workers:
+        request, notes = _request(options, workers)
+        if options.shard is None:
+            _calibrate(options, request, notes)
+        else:
+            _observe(options, request, *options.shard)
+
+
+def _observe(options: Calibrate, request: CalibrateRequest, index: int, count: int) -> None:
+    """Write the state of one shard."""
+    out = options.out or options.model.with_suffix(f".{index}-{count}.state")
+    with progress_bar(options.model.name) as report:
+        write_bytes(out, measure_shard(request, index - 1, count, report))
+    click.echo(json.dumps({"state": str(out)}) if options.as_json else f"wrote {out}")
+
+
+def _refuse_with_shards(options: Calibrate) -> None:
+    """Refuse options that have no effect on what one shard observes, or that cut data twice."""
+    cuts = {
+        "--shard": options.shard,
+        "STATE": options.states,
+        "--workers": options.calibration.workers,
+    }
+    names = [name for name, value in cuts.items() if value]
+    if len(names) > 1:
+        raise click.UsageError(f"{names[0]} and {names[1]} both cut the data; give one of them.")
+    outputs = options.outputs
+    forms = (outputs.cache, outputs.qdq, outputs.adjusted_model, options.html)
+    if options.shard and any((*forms, options.calibration.resume)):
+        raise click.UsageError("--shard writes a state and nothing else; leave other outputs out.")
+
+
+def _calibrate(options: Calibrate, request: CalibrateRequest, notes: list[str]) -> None:
     table = options.out or options.model.with_suffix(".calib.json")
     with progress_bar(options.model.name) as report:
         ranges, name = measure_model(replace(request, accept_loss=True), report)
@@ -66,12 +100,12 @@ def _need_the_graph(options: Calibrate) -> None:
         )
 
 
-def _request(options: Calibrate) -> tuple[CalibrateRequest, list[str]]:
+def _request(options: Calibrate, workers: Workers | None) -> tuple[CalibrateRequest, list[str]]:
     """Return what is measured, and notes about it."""
     outputs, source = options.outputs, options.source
     warning = cache_warning(outputs.tensorrt) if outputs.cache and outputs.tensorrt else None
     notes = [warning] if warning else []
-    ranges = range_options(options.calibration)
+    ranges = replace(range_options(options.calibration, workers), states=options.states)
     if outputs.cache and outputs.adjusted_model is None:
         ranges, weight_notes = _keep_weights(ranges)
         notes += weight_notes

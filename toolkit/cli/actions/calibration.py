@@ -1,5 +1,6 @@
 """The options of a calibration as values of the library."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ from toolkit.quantize.preprocess.decide import Stated, as_stated
 from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.trials.keep import MOST_FLOAT
+from toolkit.workers import Workers, open_workers
 
 
-def range_options(options: CalibrationOptions) -> RangeOptions:
+def workers_of(options: CalibrationOptions) -> AbstractContextManager[Workers | None]:
+    """Return the workers that were asked for; they start when there is work."""
+    return nullcontext() if options.workers is None else open_workers(options.workers)
+
+
+def range_options(options: CalibrationOptions, workers: Workers | None = None) -> RangeOptions:
     """Return the options; the decoder and the labels come from the model file.
 
     Raises click.BadParameter or TandemError: a name or a file is not known.
@@ -33,6 +40,7 @@ def range_options(options: CalibrationOptions) -> RangeOptions:
         keep=keep.keep if keep is not None else None,
         most_float=MOST_FLOAT if most_float is None else most_float,
         resume=options.resume,
+        workers=workers,
         detector=model,
         labels=labels,
         equalise=options.equalise,

@@ -48,6 +48,8 @@ SINK_TEXTS = {
     "video": 'path = "seen.mp4"\n',
     "serial": 'port = "/dev/ttyTHS1"\n',
     "prometheus": "",
+    "mcap": 'path = "seen.mcap"\n',
+    "foxglove": "",
 }
 
 

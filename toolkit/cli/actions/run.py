@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import click
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -37,19 +38,20 @@ from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.runtime.reload import ReloadFile, hangups
 from pipelines.runtime.switching import quick_turns
 from pipelines.runtime.trace import TraceWriter
-from pipelines.sink_config import JsonlSink, MqttSink, SinkConfig, VideoSink
+from pipelines.sink_config import JsonlSink, McapSink, MqttSink, SinkConfig, VideoSink
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
+from pipelines.sinks.recording import PICTURES, topic_prefix
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.uri import redact
 from toolkit.cli.actions.outputs import NOT_TIMED
+from toolkit.cli.commands.record import Record
+from toolkit.cli.commands.replay import Replay
 from toolkit.cli.commands.run import OutputOptions, Run
 from toolkit.cli.log import warn
 
 MAX_DETECTIONS_SHOWN = 8
-MQTT_LEFT_OUT = (
-    "The mqtt sink is left out: `python -m pipelines` publishes, as the agent has it do."
-)
+MQTT_LEFT_OUT = "The mqtt sink is left out: `tandem-pipeline` publishes, as the agent has it do."
 
 T = TypeVar("T")
 
@@ -69,6 +71,41 @@ def run(options: Run) -> None:
 
     Raises TandemError, click.UsageError.
     """
+    _run(options, lambda config: config)
+
+
+def record(options: Record) -> None:
+    """Run with a sink of kind mcap, which replaces the path of the pipeline's. Raises as `run`."""
+    sink = McapSink(path=options.recording)
+    _run(options, lambda config: _with_sinks(config, _with_path(config.sinks, sink)))
+
+
+def replay(options: Replay) -> None:
+    """Run on the pictures of a recording. Raises as `run`."""
+
+    def read(config: PipelineConfig) -> PipelineConfig:
+        ids = [camera.id for camera in config.cameras]
+        several = len(ids) > 1
+        for camera in config.cameras:
+            topic = options.topic
+            if several:
+                topic = topic_prefix(camera.id, ids) + PICTURES
+            uri = f"mcap://{options.recording}" + (f"?topic={topic}" if topic else "")
+            config = config.with_source(f"{camera.id}={uri}" if several else uri)
+        changed = [
+            replace(camera, frames="every", loop=False, realtime=not options.fast)
+            for camera in config.cameras
+        ]
+        if several:
+            return replace(config, sources=tuple(changed))
+        return replace(config, source=changed[0], sources=())
+
+    _run(options, read)
+
+
+def _run(
+    options: Run | Record | Replay, change: Callable[[PipelineConfig], PipelineConfig]
+) -> None:
     output = options.output
     console = Console(stderr=output.as_json)
     with ExitStack() as stack:
@@ -77,7 +114,7 @@ def run(options: Run) -> None:
         config = load_pipeline(path)
         if any(isinstance(sink, MqttSink) for sink in config.sinks):
             console.print(Text(MQTT_LEFT_OUT, style="dim"))
-        config = _adapt(config, options)
+        config = change(_adapt(config, options))
         models = open_models(config, files, stack, _opener(options), partial(warn, colour="red"))
         cache = options.kernels.timing_cache
         reports = [one for each in models.values() for one in each.session.reports]
@@ -87,7 +124,7 @@ def run(options: Run) -> None:
         if output.trace is not None:
             trace = stack.enter_context(TraceWriter(output.trace, overwrite=output.overwrite))
         stop = stack.enter_context(_interruptible())
-        reload = ReloadFile(path, lambda config: _adapt(config, options))
+        reload = ReloadFile(path, lambda config: change(_adapt(config, options)))
         stack.enter_context(hangups(reload.now, stop))
         view = _View(config, console, trace, live=not output.as_json)
         viewers = [view, *_pictures(output, stop, stack, console)]
@@ -123,7 +160,7 @@ def _pictures(
         yield preview
 
 
-def _opener(options: Run) -> Opener:
+def _opener(options: Run | Record | Replay) -> Opener:
     def open_session(engine: Engine, dla_core: int | None, turn: int | None) -> Session:
         return Session(
             engine,
@@ -137,7 +174,9 @@ def _opener(options: Run) -> Opener:
     return open_session
 
 
-def _find_pipeline(options: Run, stack: ExitStack) -> tuple[Path, Mapping[str, ModelFiles]]:
+def _find_pipeline(
+    options: Run | Record | Replay, stack: ExitStack
+) -> tuple[Path, Mapping[str, ModelFiles]]:
     """Return pipeline.toml and the files of its models; a bundle is unpacked for as long as `stack`
     is open."""
     target, model = options.target, options.model
@@ -173,7 +212,7 @@ def _is_bundle(path: Path) -> bool:
         raise click.BadParameter(f"{path} cannot be read ({error.strerror}).") from error
 
 
-def _adapt(config: PipelineConfig, options: Run) -> PipelineConfig:
+def _adapt(config: PipelineConfig, options: Run | Record | Replay) -> PipelineConfig:
     """Replace the source, leave out MQTT sinks, and replace the files of sinks."""
     sinks: list[SinkConfig] = [sink for sink in config.sinks if not isinstance(sink, MqttSink)]
     if options.output.video:
@@ -182,17 +221,23 @@ def _adapt(config: PipelineConfig, options: Run) -> PipelineConfig:
         sinks = _with_path(sinks, JsonlSink(path=options.output.jsonl))
     for source in options.model.sources:
         config = config.with_source(source)
+    return _with_sinks(config, sinks)
+
+
+def _with_sinks(config: PipelineConfig, sinks: Sequence[SinkConfig]) -> PipelineConfig:
     try:
-        return msgspec.structs.replace(config, sinks=tuple(sinks))
+        return replace(config, sinks=tuple(sinks))
     except ValueError as error:
         raise ConfigError(f"pipeline {config.name!r} with these options: {error}.") from error
 
 
-def _with_path(sinks: Sequence[SinkConfig], given: JsonlSink | VideoSink) -> list[SinkConfig]:
+def _with_path(
+    sinks: Sequence[SinkConfig], given: JsonlSink | VideoSink | McapSink
+) -> list[SinkConfig]:
     """Return sinks of which the given one replaces all of its kind; but for its path it is as the
     first of them."""
     same = [sink for sink in sinks if isinstance(sink, type(given))]
-    new = msgspec.structs.replace(same[0], path=given.path) if same else given
+    new = replace(same[0], path=given.path) if same else given
     return [*(sink for sink in sinks if sink not in same), new]
 
 

@@ -98,5 +98,11 @@ class Build:
     )
     as_json: bool = json_option(group="Output")
 
+    @property
+    def engine(self) -> Path:
+        """The engine's file."""
+        named = self.model.name not in ("", "..")  # "." is a SavedModel, too
+        return self.out or (self.model if named else self.model.resolve()).with_suffix(".engine")
 
-build = command(Build, "build:build")  # fmt: skip
+
+build = command(Build, "cached_build:build")  # fmt: skip

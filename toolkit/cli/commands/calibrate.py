@@ -3,11 +3,23 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from toolkit.cli.command import argument, command, json_option, option, part
 from toolkit.cli.options.calibration import CalibrationOptions
 from toolkit.cli.options.choices import complete_profile
 from toolkit.cli.options.model import ModelOptions
 from toolkit.cli.options.ranges import RangeOutputs
+
+
+def _parse_shard(value: str | None) -> tuple[int, int] | None:
+    """Read I/N, such as 2/8."""
+    if value is None:
+        return None
+    index, slash, count = value.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise click.BadParameter(f"{value!r} is not I/N with 1 <= I <= N, such as 2/8")
+    return int(index), int(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +31,15 @@ class Calibrate:
     misses its target, the nodes whose INT8 costs most stay in floating point. If it loses too much,
     the command ends with an error; the table is written, but a build refuses it.
 
+    Without `--workers`, shards spread over machines: each observes one, `--shard 2/8 -o 2.state`,
+    and the last command takes them all: `tandem calibrate MODEL *.state --data DATA`.
+
     Example: tandem calibrate model.onnx --data images/ --method auto --html report.html -o
     model.calib.json
     """
 
     model: Path = argument()
+    states: tuple[Path, ...] = argument("[STATE]...", required=False, nargs=-1)
     profile: str | None = option(
         "Calibrate the graph that a build for this profile makes, rewrites for its DLA included.",
         group="Model", complete=complete_profile,
@@ -33,7 +49,13 @@ class Calibrate:
         "Images, a video, .npy or .npz samples.", group="Calibration", required=True
     )
     calibration: CalibrationOptions = part("Calibration")
-    out: Path | None = option("[default: MODEL.calib.json]", "-o", "--out", group="Output")
+    shard: tuple[int, int] | None = option(
+        "Observe shard I of N (from 1) alone, and write its state.",
+        group="Calibration", parse=_parse_shard, metavar="I/N",
+    )  # fmt: skip
+    out: Path | None = option(
+        "[default: MODEL.calib.json; of a shard MODEL.I-N.state]", "-o", "--out", group="Output"
+    )
     outputs: RangeOutputs = part("Output")
     html: Path | None = option("Write a page with histograms.", group="Output")
     as_json: bool = json_option(group="Output")

@@ -19,6 +19,8 @@ from toolkit.cli.command import (
 )
 from toolkit.cli.options.fleet import RegistryOptions, fleet_option, watch_option
 
+OTLP = "Send metrics to this OpenTelemetry collector (OTLP over HTTP)."
+
 
 @dataclass(frozen=True, slots=True)
 class Init:
@@ -67,6 +69,8 @@ class Issue:
 @dataclass(frozen=True, slots=True)
 class Expect:
     """Let each DEVICE enrol itself, once, with `tandem-agent enrol` and the claim certificate.
+
+    Of a revoked one what is open at the broker is ended first; its old certificate stays refused.
 
     Example: tandem fleet identity expect board-1 board-2 --fleet fleet
     """
@@ -219,6 +223,7 @@ class Serve:
     metrics: str | None = option(
         "Answer Prometheus at http://HOST:PORT/metrics.  [HOST: 127.0.0.1]", metavar="[HOST:]PORT"
     )
+    otlp: str | None = option(OTLP, metavar="URL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +251,7 @@ class Web:
         "The proxy's address; from elsewhere the header means nothing; repeatable.",
         default=("127.0.0.1", "::1"), metavar="ADDRESS",
     )  # fmt: skip
+    otlp: str | None = option(OTLP, metavar="URL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,8 +581,8 @@ class Decommission:
     """Take the device ID out of the fleet and of its rollouts, and end what it shall run.
 
     It is in the fleet again once it connects or reports anew: a new board may have the same id.
-    Stop the old one before, or shut it out with `tandem fleet identity revoke`, which also ends the
-    id.
+    Stop the old one before, or shut it out with `tandem fleet identity revoke`; then `expect` lets
+    the new one enrol itself.
 
     Example: tandem fleet device decommission board-1 --fleet fleet/
     """

@@ -7,6 +7,8 @@ from typing import Literal
 from toolkit.cli.command import FILE, NEW_FILE, argument, command, group, json_option, option
 from toolkit.cli.options.model import engines_option
 
+Sink = Literal["mqtt", "jsonl", "video", "serial", "prometheus", "mcap", "foxglove"]
+
 
 @dataclass(frozen=True, slots=True)
 class New:
@@ -33,7 +35,7 @@ class New:
     )  # fmt: skip
     name: str | None = option("Name of the pipeline.  [default: that of the model]", metavar="NAME")
     track: bool = option("Follow objects from frame to frame.")
-    sinks: tuple[Literal["mqtt", "jsonl", "video", "serial", "prometheus"], ...] = option(
+    sinks: tuple[Sink, ...] = option(
         "Where results go; may be given again.  [default: mqtt]", "--sink"
     )
     choose: int | None = option(

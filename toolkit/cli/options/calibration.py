@@ -139,6 +139,11 @@ class CalibrationOptions:
         parse=_parse_keep, metavar="auto|none|PERCENT",
     )  # fmt: skip
     resume: Path | None = option("Save the state of the calibration here, and resume from it.")
+    workers: str | None = option(
+        "Observe the samples in so many processes, or on the workers of a Dask scheduler; the "
+        "result is that of one process.",
+        metavar="N|tcp://HOST:PORT",
+    )
     preprocess: PreprocessOptions = part()
     equalise: Switch | None = option(
         f"Rescale channels between layers; auto: if it helps. {_STEP_DEFAULT}"

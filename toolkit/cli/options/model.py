@@ -110,15 +110,20 @@ def parse_engines(values: tuple[str, ...]) -> dict[str, Path]:
     return engines
 
 
-def _set_max_memory(value: str | None) -> int | None:
-    if value is None:
-        return None
+def parse_size(value: str) -> int:
+    """Return the bytes of a size. Raises click.BadParameter."""
     match = re.fullmatch(r"([0-9]{1,7})(MiB|GiB)", value)
     if match is None or int(match[1]) == 0:
         raise click.BadParameter(f"{value!r} is not a size such as 8GiB or 500MiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _set_max_memory(value: str | None) -> int | None:
+    if value is None:
+        return None
     from toolkit.graph.max_memory import set_max_memory
 
-    limit = int(match[1]) * _UNITS[match[2]]
+    limit = parse_size(value)
     set_max_memory(limit)
     click.get_current_context().call_on_close(lambda: set_max_memory(None))
     return limit

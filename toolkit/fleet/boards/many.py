@@ -28,7 +28,7 @@ class BoardResult(msgspec.Struct, frozen=True, kw_only=True):
     """How one board ended. `status`: the exit status that it alone would give."""
 
     device: str
-    address: str = msgspec.field(name="way")
+    address: str
     state: FlashState
     status: int = 0
     reason: str = ""

@@ -24,14 +24,15 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 import configs
+from device.start.packages import ROOT
 from toolkit.errors import BoardError
 from toolkit.fleet.boards.probe import Probe
 
-ROOT = Path(__file__).parents[3]
 # What the wheel is built of.
 SOURCES = (
-    *("calibration", "configs", "device", "pipelines", "tandem-stubs", "toolkit", "tandem.py"),
-    *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "THIRD_PARTY.md"),
+    *("calibration", "configs", "device", "pipelines", "tandem-stubs", "toolkit"),
+    *("pyproject.toml", "setup.py", "tandem.py"),
+    *("MANIFEST.in", "README.md", "LICENSE", "THIRD_PARTY.md"),
 )
 _LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.py[co]", "build", "*.egg-info")
 MAX_ROUNDS = 12  # of packages that ask for packages

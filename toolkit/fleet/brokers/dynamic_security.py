@@ -9,7 +9,7 @@ the access list decides.
 import queue
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -54,23 +54,43 @@ def disconnect_device(settings: LinkSettings, device: str) -> str:
 
     Otherwise it returns why not. `settings`: a connection with the server's certificate.
     """
+    return _command(settings, device, ("createClient", "disableClient"), _is_denied)
+
+
+def readmit_device(settings: LinkSettings, device: str) -> str:
+    """End the connections of a revoked device, then let its name be used again; return "" if both
+    are done, otherwise why not."""
+    return disconnect_device(settings, device) or _command(
+        settings, device, ("deleteClient",), _is_unknown
+    )
+
+
+def _command(
+    settings: LinkSettings, device: str, words: Sequence[str], is_done: Callable[["_Answer"], bool]
+) -> str:
+    """Have the plugin do something with a device; return why it is not done."""
+    where = f"the broker at {settings.host}:{settings.port}"
+    mark = secrets.token_hex(8)
+    row = {"username": device, "correlationData": mark, "roles": [{"rolename": ROLE}]}
+    commands = [{"command": word, **row} for word in (*words, "getClient")]
     events: queue.Queue[LinkEvent] = queue.Queue()
     link = Link(replace(settings, subscriptions=((RESPONSE, 1),)), events.put)
     link.start()
     try:
-        return _disable(link, events, device, f"the broker at {settings.host}:{settings.port}")
+        answer = _ask(link, events, commands, mark)
     finally:
         link.close()
+    if isinstance(answer, str):
+        return (
+            answer or f"{where} does not answer on {CONTROL}: it runs with an earlier configuration"
+        )
+    return "" if is_done(answer) else f"{where} did not {words[-1]} {device}: {answer.error}"
 
 
-def _disable(link: Link, events: "queue.Queue[LinkEvent]", device: str, where: str) -> str:
-    mark = secrets.token_hex(8)
-    row = {"username": device, "correlationData": mark}
-    commands = [
-        {"command": "createClient", "roles": [{"rolename": ROLE}], **row},
-        {"command": "disableClient", **row},  # ends its connections
-        {"command": "getClient", **row},
-    ]
+def _ask(
+    link: Link, events: "queue.Queue[LinkEvent]", commands: Sequence[object], mark: str
+) -> "_Answer | str":
+    """Return what the plugin says of the device in the end, or why it says nothing."""
     until_s = time.monotonic() + ANSWER_S
     while (remaining_s := until_s - time.monotonic()) > 0.0:
         try:
@@ -81,24 +101,28 @@ def _disable(link: Link, events: "queue.Queue[LinkEvent]", device: str, where: s
             return event.reason
         if isinstance(event, LinkUp):
             link.publish(CONTROL, msgspec.json.encode({"commands": commands}), qos=1)
-        elif (verdict := _verdict(event, mark)) is not None:
-            return "" if verdict else f"{where} did not disable the device {device}"
-    return f"{where} does not answer on {CONTROL}: it runs with an earlier configuration"
+        elif (answer := _answer_in(event, mark)) is not None:
+            return answer
+    return ""
 
 
-def _verdict(message: Message, mark: str) -> bool | None:
-    """Return whether the device is disabled, None if the message does not say so."""
+def _answer_in(message: Message, mark: str) -> _Answer | None:
+    """Return the answer to `getClient` in a message, None without it."""
     try:
         answers = msgspec.json.decode(message.payload, type=_Answers).responses
     except msgspec.MsgspecError:
         return None
-    for answer in answers:
-        if answer.command == "getClient" and answer.correlationData == mark:
-            client = answer.data.get("client", {})
-            return client.get("disabled") is True and {"rolename": ROLE} in _roles(client)
-    return None
+    ours = (row for row in answers if (row.command, row.correlationData) == ("getClient", mark))
+    return next(ours, None)
 
 
-def _roles(client: dict[str, object]) -> list[object]:
+def _is_denied(answer: _Answer) -> bool:
+    client = answer.data.get("client", {})
     roles = client.get("roles")
-    return roles if isinstance(roles, list) else []
+    return (
+        client.get("disabled") is True and isinstance(roles, list) and {"rolename": ROLE} in roles
+    )
+
+
+def _is_unknown(answer: _Answer) -> bool:
+    return answer.error == "Client not found"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device.protocol.mqtt import LinkSettings
-from toolkit.fleet.brokers.dynamic_security import disconnect_device
+from toolkit.fleet.brokers.dynamic_security import disconnect_device, readmit_device
 from toolkit.fleet.brokers.mosquitto import NOBODY, BrokerFiles, Roster, Software, write_mosquitto
 from toolkit.fleet.brokers.rabbitmq import write_rabbitmq
 
@@ -27,7 +27,9 @@ class BrokerSoftware:
     """A broker that a fleet may have.
 
     `reload` returns whether the broker runs here and was told; `disconnect` ends rights and
-    connections of a device over MQTT, and returns why not; None: `reload` has. `keeps_accounts`: a
+    connections of a device over MQTT, and returns why not; None: `reload` has. `readmit` ends the
+    connections of a revoked device, takes back that it is denied, and returns why not; None:
+    `reload` does. `keeps_accounts`: a
     device must be in its files before it connects. `run`: how to start it; `tell`: how to tell one
     that runs elsewhere; `cut`: what ends the connections of {device} there.
     """
@@ -35,6 +37,7 @@ class BrokerSoftware:
     write: Callable[[BrokerFiles, Roster, Path | None], None]
     reload: Callable[[BrokerFiles, Roster], bool]
     disconnect: Callable[[LinkSettings, str], str] | None
+    readmit: Callable[[LinkSettings, str], str] | None
     keeps_accounts: bool
     run: str
     tell: str
@@ -89,6 +92,7 @@ SOFTWARE: Mapping[Software, BrokerSoftware] = {
         write_mosquitto,
         reload_mosquitto,
         disconnect_device,
+        readmit_device,
         keeps_accounts=False,
         run="mosquitto -c {folder}/mosquitto.conf",
         tell="copy {folder} and crl.pem to the broker and send it SIGHUP",
@@ -98,6 +102,7 @@ SOFTWARE: Mapping[Software, BrokerSoftware] = {
     "rabbitmq": BrokerSoftware(
         write_rabbitmq,
         reload_rabbitmq,
+        None,
         None,
         keeps_accounts=True,
         run="RABBITMQ_CONF_ENV_FILE={folder}/rabbitmq-env.conf "
@@ -123,6 +128,19 @@ def why_connected(files: BrokerFiles, settings: LinkSettings, device: str, *, to
     if end is not None:
         return end(settings, device)
     return "" if told else "the broker runs elsewhere"
+
+
+def why_not_readmitted(
+    files: BrokerFiles, settings: LinkSettings, roster: Roster, device: str
+) -> str:
+    """End what a revoked device has open, so that its id may be given again; return why not.
+
+    `settings`: how to connect with the server's certificate.
+    """
+    software = SOFTWARE[files.software]
+    if software.readmit is not None:
+        return software.readmit(settings, device)
+    return "" if software.reload(files, roster) else "the broker runs elsewhere"
 
 
 def reload_broker(files: BrokerFiles, roster: Roster = NOBODY) -> bool:

@@ -108,8 +108,10 @@ def _bom(path: Path, info: BundleInfo) -> str:
         for row in components
         if row.type == FILE
     }
-    held = {entry.name: (entry.sha256,) for entry in info.files if entry.name != BOM}
-    if wrong := sorted(name for name in {*listed, *held} if listed.get(name) != held.get(name)):
+    contained = {entry.name: (entry.sha256,) for entry in info.files if entry.name != BOM}
+    if wrong := sorted(
+        name for name in {*listed, *contained} if listed.get(name) != contained.get(name)
+    ):
         raise BundleError(
             f"{BOM} does not list {', '.join(wrong)} as the bundle holds it: it is that of another "
             "bundle, pack it again"

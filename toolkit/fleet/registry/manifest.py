@@ -93,9 +93,9 @@ def pieces_in(data: bytes, reference: Reference) -> tuple[Descriptor, ...]:
         raise RegistryError(f"the manifest of {reference} cannot be read: {error}") from error
     pieces = manifest.layers
     if not pieces or any(piece.media_type != BUNDLE_TYPE for piece in pieces):
-        held = manifest.artifact_type or manifest.media_type or "something else"
+        kind = manifest.artifact_type or manifest.media_type or "something else"
         raise RegistryError(
-            f"{reference} is no bundle, but {held!r} with {len(pieces)} layers: push one with "
+            f"{reference} is no bundle, but {kind!r} with {len(pieces)} layers: push one with "
             "`tandem bundle push`"
         )
     total = sum(piece.size for piece in pieces)

@@ -70,19 +70,19 @@ def push(client: RegistryClient, bundle: Path, report: Progress) -> Pushed:
     size = bundle.stat().st_size
     config_data = msgspec.json.encode(info)
     config = describe_blob(CONFIG_TYPE, config_data)
-    _send(client, config, config_data)
+    send(client, config, config_data)
     pieces: list[Descriptor] = []
     sent_bytes, whole = 0, hashlib.sha256()
     with bundle.open("rb") as file:
         while data := file.read(PIECE_BYTES):
             whole.update(data)
             pieces.append(describe_blob(BUNDLE_TYPE, data))
-            sent_bytes += _send(client, pieces[-1], data)
+            sent_bytes += send(client, pieces[-1], data)
             report("push", sum(piece.size for piece in pieces) / size)
     manifest = encode_manifest(info, config, pieces)
     url = client.url(f"manifests/{client.reference.tag}")
     headers = {"Content-Type": MANIFEST_TYPE}
-    _again(lambda: client.ask("PUT", url, expect=(201,), headers=headers, body=manifest))
+    again(lambda: client.ask("PUT", url, expect=(201,), headers=headers, body=manifest))
     return Pushed(
         reference=str(client.reference),
         digest=digest_of(manifest),
@@ -97,7 +97,7 @@ def resolve(client: RegistryClient) -> Resolved:
     reference = client.reference
     url = client.url(f"manifests/{reference.asked}")
     headers = {"Accept": MANIFEST_TYPE}
-    answer = _again(lambda: client.ask("GET", url, expect=(200,), headers=headers))
+    answer = again(lambda: client.ask("GET", url, expect=(200,), headers=headers))
     digest = digest_of(answer.body)
     expected = reference.digest or answer.headers.get("docker-content-digest", digest)
     if expected != digest:
@@ -122,7 +122,7 @@ def pull(client: RegistryClient, resolved: Resolved, out: Path, report: Progress
             start = sum(piece.size for piece in resolved.pieces[:present])
             for piece in resolved.pieces[present:]:
                 share = _share_of(report, start, piece.size, resolved.bytes)
-                _Download(client, piece, file, start, share).run()
+                Download(client, piece, file, start, share).run()
                 start += piece.size
             os.fsync(file.fileno())
         check_bundle(part)
@@ -132,7 +132,7 @@ def pull(client: RegistryClient, resolved: Resolved, out: Path, report: Progress
         raise BundleError(f"cannot write {out}: {error.strerror}") from error
 
 
-class _Download:
+class Download:
     """One piece on its way down, to its place at the end of an open file."""
 
     def __init__(
@@ -234,10 +234,10 @@ def _share_of(
     return lambda share: report("pull", (start + share * piece_bytes) / total)
 
 
-def _send(client: RegistryClient, blob: Descriptor, data: bytes) -> int:
+def send(client: RegistryClient, blob: Descriptor, data: bytes) -> int:
     """Send a blob if the registry does not have it; return the bytes that were sent."""
 
-    def send() -> int:
+    def send_once() -> int:
         # Also before another try: the answer may have been lost, and not the blob.
         if client.ask("HEAD", client.url(f"blobs/{blob.digest}"), expect=(200, 404)).status == 200:
             return 0
@@ -254,10 +254,11 @@ def _send(client: RegistryClient, blob: Descriptor, data: bytes) -> int:
         client.ask("PUT", target, expect=(201,), headers=headers, body=data)
         return blob.size
 
-    return _again(send)
+    return again(send_once)
 
 
-def _again(run: Callable[[], T]) -> T:
+def again(run: Callable[[], T]) -> T:
+    """Return what a request gives, tried again where it is cut. Raises RegistryError."""
     tries = 0
     while True:
         try:

@@ -36,7 +36,8 @@ def judge(heard_s: float, beat_s: float, ear: Ear) -> Liveness:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A silent device: when it was last heard, and its place (`place_of`)."""
+    """A device: when it was last heard, how often it speaks (see `judge`), and its place
+    (`place_of`)."""
 
     device: str
     heard_s: float

@@ -215,6 +215,16 @@ def _on_started(draft: _Draft, event: v.Started) -> None:
     for member in event.members:
         state = v.DeviceState(group=member.group, previous=member.previous, since_s=event.at_s)
         draft.add(member.device, state)
+    waits = draft.spec.start_s > event.at_s
+    draft.state = replace(draft.state, started_by=event.by, waits=waits)
+
+
+def _on_begun(draft: _Draft, event: v.Begun) -> None:
+    """What devices run that another rollout has changed meanwhile is what they go back to."""
+    for device, previous in event.previous.items():
+        state = draft.devices.get(device)
+        if state is not None and state.phase == "pending":
+            draft.put(device, replace(state, previous=previous))
 
 
 def _on_joined(draft: _Draft, event: v.Joined) -> None:
@@ -292,13 +302,15 @@ def _on_ordered(draft: _Draft, event: v.Ordered) -> None:
     reason = f"paused{who}" if event.order == "pause" else ""
     if not draft.turn(event.order, reason, "operator" if event.order == "pause" else ""):
         return
+    if event.order == "pause":
+        _interrupt_soak(draft, event.at_s)
     if event.order in ("abort", "rollback"):
         _skip_pending(draft, event.at_s, f"the rollout was ended{who} before its turn")
     if event.order == "rollback":
         _undo_all(draft, event.at_s)
     elif event.order == "approve":
         number = draft.state.group
-        draft.groups[number] = replace(draft.groups[number], accepted=True)
+        draft.groups[number] = replace(draft.groups[number], accepted=True, approved=True)
     elif event.order == "resume":
         _wait_anew_for_figures(draft)
         if cause in ("failures", "group"):
@@ -323,7 +335,7 @@ def _on_reconnected(draft: _Draft, event: v.Reconnected) -> None:
         draft.put(device, replace(draft.devices[device], since_s=event.at_s))
     _wait_anew_for_figures(draft)
     draft.groups = [
-        group if group.passed_s is None else replace(group, passed_s=event.at_s)
+        group if group.passed_s is None else replace(group, passed_s=event.at_s, soaked_s=0.0)
         for group in draft.groups
     ]
 
@@ -369,8 +381,10 @@ def _on_tick(draft: _Draft, event: v.Tick) -> None:
 
 def _keep_to_start(draft: _Draft, at_s: float) -> None:
     start_s = draft.spec.start_s
-    if at_s >= start_s and draft.state.status == "scheduled":
+    if at_s >= start_s and draft.state.status in ("scheduled", "running"):
         draft.turn("begin")
+        if draft.state.waits:
+            draft.state = replace(draft.state, waits=False)
     elif at_s < start_s and draft.state.status == "running":
         draft.turn("schedule", f"it begins at {utc_minute(start_s)}")
 
@@ -396,8 +410,8 @@ def _judge(draft: _Draft, at_s: float) -> None:
         last = number == len(draft.groups) - 1
         group = draft.group(number)
         verdict = judge_group(spec, group, draft.devices, number, last=last)
-        if not isinstance(verdict, Passes) and group.passed_s is not None:
-            draft.groups[number] = replace(draft.groups[number], passed_s=None)
+        if not isinstance(verdict, Passes) and (group.passed_s is not None or group.soaked_s):
+            draft.groups[number] = replace(draft.groups[number], passed_s=None, soaked_s=0.0)
         if isinstance(verdict, Waits):
             _wait(draft, number, verdict, at_s)
             return
@@ -409,7 +423,7 @@ def _judge(draft: _Draft, at_s: float) -> None:
             return
         if _soaks(draft, number, at_s):
             return
-        if spec.approval and not group.accepted and group.size > 0:
+        if spec.approval and not group.approved and group.size > 0:
             draft.turn("ask", f"the group {group.name} has passed: approve it to go on")
             return
         draft.state = replace(draft.state, group=number + 1, reason="")
@@ -423,13 +437,21 @@ def _soaks(draft: _Draft, number: int, at_s: float) -> bool:
     if group.passed_s is None:
         group = replace(group, passed_s=at_s)
         draft.groups[number] = group
-    until_s = (group.passed_s or 0.0) + soak_s
+    until_s = (group.passed_s or 0.0) + soak_s - group.soaked_s
     if at_s >= until_s:
         return False
     reason = f"the group {group.name} has passed and is watched until {utc_minute(until_s)}"
     if draft.state.reason != reason:
         draft.state = replace(draft.state, reason=reason)
     return True
+
+
+def _interrupt_soak(draft: _Draft, at_s: float) -> None:
+    """While a rollout is paused, no group is judged: it soaks on once it is resumed."""
+    for number, group in enumerate(draft.groups):
+        if group.passed_s is not None:
+            soaked_s = group.soaked_s + at_s - group.passed_s
+            draft.groups[number] = replace(group, passed_s=None, soaked_s=soaked_s)
 
 
 def _wait(draft: _Draft, number: int, verdict: Waits, at_s: float) -> None:
@@ -450,6 +472,7 @@ def _wait(draft: _Draft, number: int, verdict: Waits, at_s: float) -> None:
 def _fail(draft: _Draft, at_s: float, reason: str, cause: v.Cause) -> None:
     if draft.spec.on_failure == "pause":
         draft.turn("hold", reason, cause)
+        _interrupt_soak(draft, at_s)
         return
     draft.turn("rollback", reason, cause)
     _skip_pending(draft, at_s, "the rollout was rolled back before its turn")
@@ -494,6 +517,7 @@ def _credit(draft: _Draft, at_s: float) -> float | None:
 
 HANDLERS: Mapping[type[v.Event], Callable[..., None]] = {
     v.Started: _on_started,
+    v.Begun: _on_begun,
     v.Joined: _on_joined,
     v.Answered: _on_answered,
     v.Figures: _on_figures,

@@ -19,6 +19,7 @@ def owners(states: Mapping[int, RolloutState]) -> dict[str, int]:
     return {
         device: number
         for number in sorted(states)
+        if not states[number].waits
         for device, state in states[number].devices.items()
         if state.phase not in GONE
     }
@@ -53,6 +54,7 @@ def may_join(
         spec.late_joiners
         and spec.groups[-1] == REST
         and not ended
+        and not state.waits
         and (known is None or known.phase == "decommissioned")
         and (owner is None or owner < number)
     )

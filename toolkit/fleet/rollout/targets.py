@@ -148,13 +148,22 @@ def unfit(
     reasons = []
     if target.profile != release.profile:
         reasons.append(f"it is {target.profile}, the release is for {release.profile}")
-    free_mb, blob = target.facts.free_mb, release.blob
-    # The download and the unpacked slot.
-    need_mb = -(-2 * blob.bytes // _MB)
-    if 0 < free_mb < need_mb and blob.sha256 not in target.facts.bundles:
-        reasons.append(f"it has {free_mb} MB free, the release takes {need_mb} MB to install")
+    if is_full(target, release) and release.blob.sha256 not in target.facts.bundles:
+        reasons.append(
+            f"it has {target.facts.free_mb} MB free, the release takes {_need_mb(release)} MB to "
+            "install"
+        )
     reasons += [reason for row in requirements if (reason := _broken(row, target)) is not None]
     return tuple(reasons)
+
+
+def is_full(target: Target, release: ReleaseSpec) -> bool:
+    """Whether a device has no room for a release, unless it has it already."""
+    return 0 < target.facts.free_mb < _need_mb(release)
+
+
+def _need_mb(release: ReleaseSpec) -> int:
+    return -(-2 * release.blob.bytes // _MB)  # the download and the unpacked slot
 
 
 def fulfils(target: Target | None, requirements: Sequence[Requirement]) -> bool:

@@ -107,9 +107,17 @@ class _Event(_Value, frozen=True, kw_only=True, tag_field="event"):
 
 
 class Started(_Event, frozen=True, kw_only=True, tag="started"):
-    """The first event: the devices, in the order in which each group sends."""
+    """The first event: the devices, in the order in which each group sends; `by`: who begins it."""
 
     members: tuple[Member, ...]
+    by: str = ""
+
+
+class Begun(_Event, frozen=True, kw_only=True, tag="begun"):
+    """The time of a scheduled rollout has come: what devices run now, by its SHA-256, where it is
+    not what they ran as the rollout was planned."""
+
+    previous: dict[str, str]
 
 
 class Joined(_Event, frozen=True, kw_only=True, tag="joined"):
@@ -172,7 +180,7 @@ class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
 
 
 Event = (
-    Started | Joined | Answered | Figures | Silent | Superseded | Decommissioned | Ordered
+    Started | Begun | Joined | Answered | Figures | Silent | Superseded | Decommissioned | Ordered
     | Reconnected | Tick
 )  # fmt: skip
 
@@ -207,9 +215,11 @@ class DeviceState(_Value, frozen=True, kw_only=True):
 class GroupState(_Value, frozen=True, kw_only=True):
     """A group: the number of its devices by phase, and which of them were not sent to yet.
 
-    `accepted`: the operator lets it pass as it is. `tolerated`: failures that were there when the
-    operator said to go on. `full_s`: when enough devices were live, while figures are missing.
-    `passed_s`: since when it has passed without a break, and soaks.
+    `accepted`: the operator lets it pass as it is. `approved`: the next one may begin.
+    `tolerated`: failures that were there when the operator said to go on.
+    `full_s`: when enough devices were live, while figures are missing.
+    `passed_s`: since when it has passed without a break, and soaks; `soaked_s`: how long it did
+    before the rollout was paused.
     `taken`: the phases that devices had which newer rollouts have taken, of `counts["superseded"]`.
     """
 
@@ -217,9 +227,11 @@ class GroupState(_Value, frozen=True, kw_only=True):
     counts: Mapping[DevicePhase, int] = {}
     queue: tuple[str, ...] = ()
     accepted: bool = False
+    approved: bool = False
     tolerated: int = 0
     full_s: float | None = None
     passed_s: float | None = None
+    soaked_s: float = 0.0
     taken: Mapping[DevicePhase, int] = {}
 
     @property
@@ -243,7 +255,8 @@ class RolloutState(_Value, frozen=True, kw_only=True):
 
     `group`: the number of the newest group that has begun. `credit`: devices that may be sent to
     by the rate, as of `credit_s`. `taken_by`: how many devices each newer rollout has taken since
-    this one ended, by its number.
+    this one ended, by its number. `started_by`: who began it. `waits`: its devices are not its own
+    yet, as it begins later.
     """
 
     status: Status = "running"
@@ -255,6 +268,8 @@ class RolloutState(_Value, frozen=True, kw_only=True):
     credit: float = 0.0
     credit_s: float | None = None
     taken_by: Mapping[int, int] = {}
+    started_by: str = ""
+    waits: bool = False
 
 
 EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

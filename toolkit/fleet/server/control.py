@@ -19,13 +19,13 @@ from toolkit.fleet.rollout.policy import going_back
 from toolkit.fleet.rollout.reports import event_of, request_of
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
+from toolkit.fleet.server.device_cache import DeviceCache
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import (
     DeviceRow,
     load_decommissioned,
-    load_devices,
     load_labels,
     readmit,
     save_devices,
@@ -36,6 +36,9 @@ DesiredSigner = Callable[[Desired], bytes]
 SERVER = "server"
 COMMAND = "command"  # kind of the log's rows that say that a device was given a command
 DECOMMISSION = "decommission"  # kind of the log's rows that say that a device left the fleet
+ENROL = (
+    "enrol"  # kind of the log's rows that say that a board may enrol under the id of one that left
+)
 LABEL = "label"  # kind of the log's rows that say that labels have changed
 DOCUMENT = "desired"
 EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over
@@ -63,9 +66,8 @@ class Control:
         self._states = self._replay()
         self._owners = owners(self._states)
         self._releases = rollouts.load_releases(database)
-        self.devices = {row.id: row for row in load_devices(database)}
+        self.devices = DeviceCache(database)
         self._labels = load_labels(database)
-        self.desired = rollouts.load_desired(database)
         self.decommissioned = load_decommissioned(database)
 
     @property
@@ -100,15 +102,23 @@ class Control:
                 self._begin_waits_anew(this, at_s)
             self._take_reports(this, changed.values(), at_s)
             self._take_silence(this, silent, at_s)
+            self._begin_scheduled(this, changed, at_s)
             self._tick(this, at_s)
             documents = self._documents(this, at_s)
             documents += self._renewed(at_s, but={row.device for row in documents})
             self._keep(this, changed, documents, at_s)
             touch(self._database, sorted(silent))
         self._states = this.states
-        self.devices.update(changed)
-        self.desired.update({row.device: row for row in documents})
+        self.devices.take_saved(changed.values())
         return documents
+
+    def documents_after(self, device: str) -> list[DesiredRow]:
+        """Return the next documents by the ids of their devices; none after the last."""
+        return rollouts.desired_page(self._database, device)
+
+    def document_of(self, device: str) -> DesiredRow | None:
+        """Return the document of a device."""
+        return rollouts.find_desired(self._database, (device,)).get(device)
 
     # -- reading the store
 
@@ -123,7 +133,7 @@ class Control:
         """Whether a round would do something although no device was heard."""
         if log.head(self._database)[0] != self._applied:
             return True
-        if any(self._is_old(row, at_s) for row in self.desired.values()):
+        if rollouts.first_expiry(self._database) < _renewed_until(at_s):
             return True
         tick = v.Tick(at_s=at_s)
         return any(
@@ -147,6 +157,7 @@ class Control:
                 self._apply(this, row.rollout, [event])
                 if isinstance(event, v.Started):
                     self._releases = rollouts.load_releases(self._database)
+                if isinstance(event, v.Started) and not this.states[row.rollout].waits:
                     devices = [member.device for member in event.members]
                     self._take_over(this, row.rollout, devices, event.at_s)
         if labels_changed:
@@ -155,7 +166,6 @@ class Control:
     def _decommission(self, this: _Round, device: str, at_s: float) -> None:
         """A device has left the fleet: nothing is sent to it, and no rollout waits for it."""
         self.devices.pop(device, None)
-        self.desired.pop(device, None)
         self._owners.pop(device, None)
         self.decommissioned.add(device)
         for number, state in list(this.states.items()):
@@ -239,6 +249,20 @@ class Control:
         running = None if row.reported is None else row.reported.running
         return running.sha256 if running and running.sha256 in self._releases else ""
 
+    def _begin_scheduled(self, this: _Round, changed: Mapping[str, DeviceRow], at_s: float) -> None:
+        """Rollouts whose time has come take their devices from the older ones."""
+        for number, state in list(this.states.items()):
+            is_open = state.status in ("running", "scheduled")
+            if not (state.waits and is_open and at_s >= self._specs[number].start_s):
+                continue
+            own = {name: row for name, row in state.devices.items() if row.phase == "pending"}
+            heard = {name: changed.get(name) or self.devices.get(name) for name in own}
+            previous = {name: self._previous(row) for name, row in heard.items() if row is not None}
+            other = {name: now for name, now in previous.items() if now != own[name].previous}
+            if other:
+                self._note(this, number, [v.Begun(at_s=at_s, previous=other)])
+            self._take_over(this, number, own, at_s)
+
     def _tick(self, this: _Round, at_s: float) -> None:
         """Let time pass; ticks that change nothing are not noted."""
         for number, state in list(this.states.items()):
@@ -253,8 +277,9 @@ class Control:
     def _documents(self, this: _Round, at_s: float) -> list[DesiredRow]:
         """Return a document for each device that something is sent to: its last action counts."""
         last = {action.device: (number, action) for number, action in this.actions}
+        known = rollouts.find_desired(self._database, tuple(last))
         return [
-            self._document(number, device, action, at_s)
+            self._document(number, action, known.get(device), at_s)
             for device, (number, action) in last.items()
         ]
 
@@ -264,22 +289,21 @@ class Control:
         return [
             self._document(
                 row.rollout,
-                row.device,
                 v.Undo(device=row.device, sha256=row.sha256)
                 if row.undo
                 else v.Send(device=row.device),
+                row,
                 at_s,
             )
-            for row in self.desired.values()
-            if row.device not in but and self._is_old(row, at_s)
+            for row in rollouts.expiring(self._database, _renewed_until(at_s))
+            if row.device not in but
         ]
 
-    @staticmethod
-    def _is_old(row: DesiredRow, at_s: float) -> bool:
-        return row.expires_s - at_s < EXPIRES_S / 2
-
-    def _document(self, number: int, device: str, action: v.Action, at_s: float) -> DesiredRow:
-        """Return the document of an action, with a counter above all that the device has seen.
+    def _document(
+        self, number: int, action: v.Action, last: DesiredRow | None, at_s: float
+    ) -> DesiredRow:
+        """Return the document of an action, with a counter above all that the device has seen;
+        `last`: the document that it has.
 
         Counters begin at the time in ms, as those of one-off deployments do, so that they also rise
         after a store was lost.
@@ -288,7 +312,6 @@ class Control:
         release: ReleaseSpec = spec.release
         if isinstance(action, v.Undo):
             release = self._releases[action.sha256][0]
-        last = self.desired.get(device)
         counter = max(int(at_s * 1000), 0 if last is None else last.counter + 1)
         expires_s = at_s + EXPIRES_S
         desired = Desired(
@@ -296,13 +319,13 @@ class Control:
             request=request_of(spec, number, undo=undo),
             release=release,
             retry=spec.retry or undo,
-            device=device,
+            device=action.device,
             counter=counter,
             expires=dt.datetime.fromtimestamp(int(expires_s), dt.timezone.utc).isoformat(),
             policy=going_back(spec.policy) if undo else spec.policy,
         )
         return DesiredRow(
-            device, counter, number, undo, release.blob.sha256, expires_s,
+            action.device, counter, number, undo, release.blob.sha256, expires_s,
             self._sign(desired).decode(),
         )  # fmt: skip
 
@@ -337,6 +360,11 @@ class Control:
                 rollouts.keep_state(database, number, before, state)
                 if _is_open(before) and not _is_open(state):
                     rollouts.save_snapshot(database, number, self._applied, state)
+
+
+def _renewed_until(at_s: float) -> float:
+    """Return the end of documents that are renewed now."""
+    return at_s + EXPIRES_S / 2
 
 
 def _is_open(state: v.RolloutState) -> bool:

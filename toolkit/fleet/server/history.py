@@ -7,7 +7,7 @@ import msgspec
 
 from device.protocol.documents import Command
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.server.control import COMMAND, DECOMMISSION, DOCUMENT, LABEL
+from toolkit.fleet.server.control import COMMAND, DECOMMISSION, DOCUMENT, ENROL, LABEL
 from toolkit.fleet.store import log
 from toolkit.fleet.store.database import Database
 
@@ -34,6 +34,8 @@ def history_of(database: Database, device: str) -> Iterator[HistoryEntry]:
             text = _document_text(row.body)
         elif row.kind == DECOMMISSION:
             text = f"decommissioned by {row.who}"
+        elif row.kind == ENROL:
+            text = f"may enrol anew, says {row.who}"
         elif row.kind == LABEL:
             text = f"labelled by {row.who}"
         elif row.kind == COMMAND:
@@ -75,7 +77,7 @@ def _event_text(event: v.Event) -> str:
     """Return what an event says of a device that it is about."""
     if isinstance(event, v.Silent | v.Superseded | v.Decommissioned):
         return _about(event)
-    if isinstance(event, v.Started | v.Ordered | v.Reconnected | v.Tick):
+    if isinstance(event, v.Started | v.Begun | v.Ordered | v.Reconnected | v.Tick):
         return ""
     if isinstance(event, v.Joined):
         return "joins this rollout late"

@@ -1,6 +1,7 @@
-"""The figures of a fleet for Prometheus: `tandem fleet serve --metrics 127.0.0.1:9464`.
+"""The figures of a fleet's server, for Prometheus (`tandem fleet serve --metrics 127.0.0.1:9464`)
+and OpenTelemetry.
 
-Each scrape asks the store on a connection of its own. No label is unbounded: what devices and
+Each reading asks the store on a connection of its own. No label is unbounded: what devices and
 operators name freely has a limit of series, and what is above it is added up as "other".
 """
 
@@ -8,10 +9,10 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 
-from pipelines.metrics import Family, Histogram, MetricsServer, Rows, render
+from pipelines.metrics import Family, Figures, Histogram, MetricsServer, Rows, render
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.rollout import values as v
@@ -63,16 +64,36 @@ class Meters:
             return {kind: self._events[kind] for kind in EVENTS}
 
 
-class MetricsListener:
-    """Answers GET /metrics while a server runs, one on standby, too."""
+class ServerFigures:
+    """Reads the figures of a server and its fleet, on standby, too."""
 
-    def __init__(self, fleet: Fleet, meters: Meters, address: tuple[str, int]) -> None:
-        """Listen; RolloutError: not possible there."""
+    def __init__(self, fleet: Fleet, meters: Meters) -> None:
         self._fleet = fleet
         self._meters = meters
-        self._scraping = threading.Lock()
+        self._reading = threading.Lock()
+
+    def read(self) -> Figures:
+        """Return all figures; without a store those of this process alone."""
+        families = own_families(self._meters)
+        with self._reading:  # however many ask, the store has one question at a time
+            try:
+                database = self._fleet.open_store()
+                try:
+                    families += store_families(database)
+                finally:
+                    database.close()
+            except RolloutError as error:
+                LOG.warning("%s", error)
+        return Figures(families, (self._meters.delay, self._meters.store))
+
+
+class MetricsListener:
+    """Answers GET /metrics while a server runs."""
+
+    def __init__(self, read: Callable[[], Figures], address: tuple[str, int]) -> None:
+        """Listen; RolloutError: not possible there."""
         try:
-            self._server = MetricsServer(address, self.text)
+            self._server = MetricsServer(address, lambda: render(read()))
         except OSError as error:
             host, port = address
             raise RolloutError(
@@ -99,19 +120,10 @@ class MetricsListener:
         self._thread.join()
         self._server.server_close()
 
-    def text(self) -> str:
-        """Return all figures; without a store those of this process alone."""
-        families = own_families(self._meters)
-        with self._scraping:  # however many ask, the store has one question at a time
-            try:
-                database = self._fleet.open_store()
-                try:
-                    families += store_families(database)
-                finally:
-                    database.close()
-            except RolloutError as error:
-                LOG.warning("%s", error)
-        return render(families, (self._meters.delay, self._meters.store))
+
+def build_family() -> Family:
+    """Return the figure that every process of a fleet has."""
+    return ("build_info", "gauge", "The version.", [({"version": version("tandem-edge")}, 1)])
 
 
 def own_families(meters: Meters) -> list[Family]:
@@ -119,7 +131,7 @@ def own_families(meters: Meters) -> list[Family]:
     events: Rows = [({"kind": kind}, count) for kind, count in meters.events().items()]
     lease: Rows = [({}, int(meters.holds_lease))]
     return [
-        ("build_info", "gauge", "The version.", [({"version": version("tandem-edge")}, 1)]),
+        build_family(),
         ("fleet_lease_holder", "gauge", "1: this server sends, 0: it is on standby.", lease),
         ("fleet_events_total", "counter", "Messages of devices that were taken.", events),
     ]

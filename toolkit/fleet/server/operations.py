@@ -3,29 +3,30 @@
 Nothing here needs a server to run: an order waits in the store until one does.
 """
 
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 
 from device.choices import list_choices
+from device.files import replacing
 from device.protocol.documents import ReleaseSpec
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.machine import accepts, step
-from toolkit.fleet.rollout.targets import Requirement, Target, parse_requirements, unfit
+from toolkit.fleet.rollout.targets import Requirement, Target, is_full, parse_requirements, unfit
 from toolkit.fleet.server.control import DECOMMISSION, LABEL
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.device_queries import having_bundle, load_targets
 from toolkit.fleet.store.devices import (
     load_device,
-    load_devices,
     load_ear,
     remove_device,
     set_labels,
@@ -84,8 +85,7 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
     release = f"{spec.release.name} {spec.release.version}"
     statements = BundleStatements(spec.metrics, spec.texts, spec.models)
     check_bundle_gates(spec.gates, release, statements)
-    ear, rows = load_ear(database), load_devices(database)
-    targets = [target for row in rows if (target := row.target(ear)) is not None]
+    targets = _targets(database, spec.release)
     if not targets:
         raise RolloutError(
             "no device of this fleet has reported yet: start `tandem fleet serve` and the agents"
@@ -118,6 +118,19 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
     )
 
 
+def _targets(database: Database, release: ReleaseSpec) -> list[Target]:
+    """Return all devices as the plan of a release needs them."""
+    targets = load_targets(database, load_ear(database))
+    full = [target.device for target in targets if is_full(target, release)]
+    having, bundles = having_bundle(database, full, release.blob.sha256), (release.blob.sha256,)
+    return [
+        replace(target, facts=msgspec.structs.replace(target.facts, bundles=bundles))
+        if target.device in having
+        else target
+        for target in targets
+    ]
+
+
 def start_rollout(
     database: Database, spec: v.RolloutSpec, plan: Plan, bundle: Path, who: str
 ) -> int:
@@ -128,7 +141,7 @@ def start_rollout(
         for device in group.devices
     )
     with database.write():
-        started = v.Started(at_s=database.now_s(), members=members)
+        started = v.Started(at_s=database.now_s(), members=members, by=who)
         return rollouts.create_rollout(database, spec, started, bundle.resolve(), who)
 
 
@@ -208,19 +221,16 @@ def archive_log(database: Database, archive: Path, *, keep_s: float, who: str) -
             spec = get_spec(database, number)
             state = rollouts.load_state(database, number, spec, applied)
             rollouts.save_snapshot(database, number, applied, state)
+        if archive.exists():
+            raise RolloutError(f"{archive} is there: name a new file for the archive")
         try:
-            with open(archive, "xb", opener=_private) as file:
-                count = sum(
+            with replacing(archive, 0o600) as file:
+                return sum(
                     file.write(msgspec.json.encode(row) + b"\n") > 0
                     for row in log.archive_until(database, last, who, at_s)
                 )
-                file.flush()
-                os.fsync(file.fileno())
-        except FileExistsError as error:
-            raise RolloutError(f"{archive} is there: name a new file for the archive") from error
         except OSError as error:
             raise RolloutError(f"the archive {archive} cannot be written: {error}") from error
-        return count
 
 
 def decommission(database: Database, device: str, who: str) -> None:
@@ -278,11 +288,6 @@ def requirements_of(database: Database, text: str) -> tuple[Requirement, ...]:
     """Return the requirements in a text, or in @NAME those of a saved query."""
     name = text.strip().removeprefix("@")
     return query_of(database, name) if text.strip() != name else parse_requirements(text)
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file that only its owner reads."""
-    return os.open(path, flags, 0o600)
 
 
 def label_device(database: Database, device: str, changes: Sequence[str], who: str) -> None:

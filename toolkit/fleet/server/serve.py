@@ -26,12 +26,14 @@ from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.server.answers import Answers
 from toolkit.fleet.server.control import Control
-from toolkit.fleet.server.metrics import Meters, MetricsListener
+from toolkit.fleet.server.device_cache import voice_of
+from toolkit.fleet.server.metrics import Meters, MetricsListener, ServerFigures
+from toolkit.fleet.server.otlp import OtlpPush
 from toolkit.fleet.server.refresher import Refresher
 from toolkit.fleet.server.silence import Watch
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.devices import DeviceRow, save_beats, save_ear
+from toolkit.fleet.store.devices import DeviceRow, save_ear
 from toolkit.fleet.store.presence import save_sample
 from toolkit.fleet.trust.publish import is_signed
 
@@ -116,18 +118,22 @@ class FleetServer:
         sign: Callable[[Desired], bytes] | None = None,
         services: Sequence[ServiceFactory] = SERVICES,
         metrics: tuple[str, int] | None = None,
+        otlp: str | None = None,
     ) -> None:
         """`sign` makes the payload of a desired document, by default as `signer_of` says;
-        `metrics`: where Prometheus finds its figures, None: nowhere."""
+        `metrics`: where Prometheus finds its figures, `otlp`: the collector that they are sent to,
+        None: nowhere."""
         self._fleet = fleet
         self._sign = sign or signer_of(fleet)
         self._reader = reader_of(fleet)
         self._services = services
         self._holder = lease.holder_name()
         self._metrics = metrics
+        self._otlp = otlp
         self._meters = Meters()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
+        self._said_until: str | None = None  # the device up to which all is said again, None: it is
         self._heard: dict[str, DeviceRow] = {}  # since the last round that was carried out
         self._is_connected = False
         self._says_again = False  # to each device that connects
@@ -137,16 +143,20 @@ class FleetServer:
         self._watch = Watch()
         self._behind = 0  # events that were there at `_asked_s` and are not taken yet
         self._asked_s = 0.0
-        self._beaten: set[str] = set()  # devices that were heard and have nothing new to say
 
     def serve(self, stopped: threading.Event) -> None:
         """Work until `stopped` is set; RolloutError: the store, or another server took over."""
         with ExitStack() as stack:
             database = stack.enter_context(closing(self._fleet.open_store()))
+            figures = ServerFigures(self._fleet, self._meters)
+            tellers: list[MetricsListener | OtlpPush] = []
             if self._metrics is not None:
-                listener = MetricsListener(self._fleet, self._meters, self._metrics)
-                listener.start()
-                stack.callback(listener.close)
+                tellers.append(MetricsListener(figures.read, self._metrics))
+            if self._otlp is not None:
+                tellers.append(OtlpPush(self._otlp, "tandem-fleet-server", figures.read))
+            for teller in tellers:
+                teller.start()
+                stack.callback(teller.close)
             if not self._await_lease(database, stopped):
                 return
             self._meters.holds_lease = True
@@ -187,14 +197,10 @@ class FleetServer:
                 if time.monotonic() - renewed_s > lease.LEASE_S / 3:
                     with database.write():
                         lease.check(database, self._holder)
-                        rows = [
-                            control.devices[one] for one in self._beaten if one in control.devices
-                        ]
-                        save_beats(database, rows)
+                        control.devices.save_beats()
                         if self._is_connected:
                             save_ear(database, self._watch.ear)
                             save_sample(database, self._watch.ear)
-                    self._beaten.clear()
                     renewed_s = time.monotonic()
         finally:
             stopped.set()  # nobody takes events any more
@@ -209,12 +215,12 @@ class FleetServer:
             try:
                 event = self._events.get(timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s)
             except queue.Empty:
-                self._send(link)
+                self._send(control, link)
                 continue
             self._take(event, control)
             taken, first_s = taken + 1, first_s or time.monotonic()
             if taken % SEND_AFTER == 0:  # the connection has room again
-                self._send(link)
+                self._send(control, link)
         return taken, first_s
 
     def _round(self, control: Control, link: Link) -> None:
@@ -229,8 +235,12 @@ class FleetServer:
             self._watch.caught_up(self._asked_s)
         if not self._is_connected:
             return  # nobody can be heard: no device may count as late
-        rows = (self._heard.get(name, row) for name, row in control.devices.items())
-        silent, begun_s = self._watch.fallen_silent(rows), time.monotonic()
+        voices = control.devices.voices
+        heard = (
+            voice_of(self._heard[name]) if name in self._heard else voice
+            for name, voice in voices.items()
+        )
+        silent, begun_s = self._watch.fallen_silent(heard), time.monotonic()
         known = set(control.decommissioned)
         for row in control.advance(self._heard, reconnected=self._reconnected, silent=silent):
             self._unsent[row.device] = row.document.encode()
@@ -238,9 +248,9 @@ class FleetServer:
             self._unsent[device] = b""  # the broker forgets what it shall run
         self._heard, self._reconnected = {}, False
         self._meters.store.observe(time.monotonic() - begun_s)
-        for sentence in self._watch.news(control.devices.values()):
+        for sentence in self._watch.news(voices.values()):
             LOG.warning("%s", sentence)
-        self._send(link)
+        self._send(control, link)
         if taken:
             self._meters.delay.observe(time.monotonic() - first_s, taken)
 
@@ -254,7 +264,7 @@ class FleetServer:
             self._says_again = event.mqtt_version == "3.1.1"
             self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
-            self._unsent = {row.device: row.document.encode() for row in control.desired.values()}
+            self._unsent, self._said_until = {}, ""
         elif isinstance(event, LinkDown):
             LOG.warning("%s", event.reason)
             if self._is_connected:
@@ -282,13 +292,13 @@ class FleetServer:
         self._meters.count(kind)
         is_back = after.heard_s != row.heard_s and self._watch.take(device)
         says_news = (after.state, after.reported) != (row.state, row.reported)
-        if self._says_again and _is_birth(row.state, after.state) and device in control.desired:
-            self._unsent[device] = control.desired[device].document.encode()
+        is_birth = self._says_again and _is_birth(row.state, after.state)
+        if is_birth and (desired := control.document_of(device)) is not None:
+            self._unsent[device] = desired.document.encode()
         if says_news or is_back or device in self._heard:
             self._heard[device] = after
         elif after != row:  # it lives: kept with the lease
             control.devices[device] = after
-            self._beaten.add(device)
 
     def _told(self, row: DeviceRow, kind: str, message: Message) -> DeviceRow:
         """Return a device after a message. What is retained or old says nothing of now.
@@ -314,13 +324,22 @@ class FleetServer:
             return row
         return replace(row, beat=beat.counter, beat_at=beat.at, heard_s=now_s)
 
-    def _send(self, link: Link) -> None:
+    def _send(self, control: Control, link: Link) -> None:
         """Publish documents as far as the connection takes them."""
-        for device in list(self._unsent):
-            payload = self._unsent[device]
-            if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
-                return  # down, or its queue is full: later
-            del self._unsent[device]
+        while self._is_sending(control):
+            for device in list(self._unsent):
+                payload = self._unsent[device]
+                if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
+                    return  # down, or its queue is full: later
+                del self._unsent[device]
+
+    def _is_sending(self, control: Control) -> bool:
+        """Whether something is to be sent; after all that is new, more of what is said again."""
+        if not self._unsent and self._said_until is not None:
+            rows = control.documents_after(self._said_until)
+            self._unsent = {row.device: row.document.encode() for row in rows}
+            self._said_until = rows[-1].device if rows else None
+        return bool(self._unsent)
 
 
 def _is_new(counter: int, known: int, message: Message) -> bool:

@@ -5,11 +5,10 @@ interval after the first of them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 
-from toolkit.fleet.rollout.liveness import Ear, Outage, Voice, outages, place_of
+from toolkit.fleet.rollout.liveness import Ear, Outage, Voice, judge, outages
 from toolkit.fleet.server.times import utc
-from toolkit.fleet.store.devices import DeviceRow
 
 LOOK_S = 1.0  # between two looks at all devices
 STALL_S = 5.0  # a server that stood still for longer, or whose clock was set, begins to listen anew
@@ -44,33 +43,29 @@ class Watch:
         self._unsaid.discard(device)
         return was_silent
 
-    def fallen_silent(self, rows: Iterable[DeviceRow]) -> Set[str]:
+    def fallen_silent(self, voices: Iterable[Voice]) -> Set[str]:
         """Return the devices that have fallen silent since the last look."""
         if 0.0 <= self.ear.until_s - self._looked_s < LOOK_S:
             return set()
         self._looked_s = self.ear.until_s
         fallen = {
-            row.id: row
-            for row in rows
-            if row.id not in self._silent and row.liveness(self.ear) == "silent"
+            voice.device: voice.beat_s
+            for voice in voices
+            if voice.device not in self._silent
+            and judge(voice.heard_s, voice.beat_s, self.ear) == "silent"
         }
         if fallen and not self._unsaid:
-            self._said_s = self.ear.until_s + max(row.beat_s for row in fallen.values())
+            self._said_s = self.ear.until_s + max(fallen.values())
         self._silent |= fallen.keys()
         self._unsaid |= fallen.keys()
         return set(fallen)
 
-    def news(self, rows: Iterable[DeviceRow]) -> list[str]:
+    def news(self, voices: Collection[Voice]) -> list[str]:
         """Return a sentence for each outage that was not said yet, once that is due."""
         if not self._unsaid or self.ear.until_s < self._said_s:
             return []
-        places = {row.id: (row, place_of(row.all_labels)) for row in rows}
-        silent = [
-            Voice(row.id, row.heard_s, row.beat_s, place)
-            for row, place in places.values()
-            if row.id in self._unsaid
-        ]
-        events = outages(silent, Counter(place for _, place in places.values()))
+        silent = [voice for voice in voices if voice.device in self._unsaid]
+        events = outages(silent, Counter(voice.place for voice in voices))
         self._unsaid.clear()
         return [sentence(event) for event in events]
 

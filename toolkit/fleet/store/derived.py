@@ -41,6 +41,7 @@ def _of_report(report: Reported) -> dict[str, object]:
     kinds = [kind for kind, tells in PROBLEMS.items() if tells(report)]
     columns: dict[str, object] = {
         "reported": 1,
+        "dev": int(report.dev),
         "beat_s": report.beat_s,
         "profile": report.profile,
         "module": facts.module,
@@ -83,6 +84,11 @@ def labels_text(labels: Mapping[str, str]) -> str:
     """Return labels as they are searched for: `,"KEY":"VALUE",`."""
     pairs = "".join(f"{label_part(key, value)[1:]}" for key, value in sorted(labels.items()))
     return f",{pairs}"
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """Return the labels in such a text."""
+    return msgspec.json.decode(f"{{{text[1:-1]}}}", type=dict[str, str])
 
 
 def label_part(key: str, value: str) -> str:

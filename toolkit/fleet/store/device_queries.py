@@ -5,6 +5,7 @@ Whether a device is online, late or silent is judged by the database at the time
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,17 +13,19 @@ from typing import Literal
 import msgspec
 
 from device.choices import list_choices
+from device.protocol.documents import DeviceFacts
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout.liveness import LISTENED, Ear, Voice
-from toolkit.fleet.rollout.targets import LABEL, Requirement, broken_by_text
+from toolkit.fleet.rollout.targets import LABEL, Requirement, Target, broken_by_text
 from toolkit.fleet.store.database import Database, Row
-from toolkit.fleet.store.derived import PROBLEMS, label_part
+from toolkit.fleet.store.derived import PROBLEMS, label_part, parse_labels
 from toolkit.fleet.store.devices import COLUMNS, TABLES, DeviceRow, device_row
 
 PAGE = 50
 # "late": it is overdue, and not silent yet. The rest is as `DeviceView.state` says.
 Presence = Literal["online", "late", "silent", "unknown", "stopped", "lost"]
 PRESENCES: tuple[Presence, ...] = ("online", "late", "silent", "unknown", "stopped", "lost")
+_BATCH = 500  # rows of a statement
 # Facts that are numbers, and whether 0 says that nothing is known.
 _NUMBERS: Mapping[str, bool] = {"dla_cores": False, "memory_mb": True, "free_mb": True}
 
@@ -116,25 +119,26 @@ def count_devices(database: Database, where: DeviceFilter, ear: Ear) -> dict[str
 
 def fleet_counts(database: Database, ear: Ear) -> FleetCounts:
     """Return the figures of the whole fleet."""
-    counted = count_devices(database, EVERY, ear)
+    rows = database.rows(  # one look at the table for all of them
+        f"SELECT {presence_sql(ear)}, problems, reported, release, version, profile, count(*)"
+        " FROM devices GROUP BY 1, 2, 3, 4, 5, 6"
+    )
+    presence: dict[str, int] = dict.fromkeys(PRESENCES, 0)
     problems = dict.fromkeys((*PROBLEMS, "any"), 0)
-    rows = database.rows(
-        "SELECT problems, count(*) FROM devices WHERE problems <> '' GROUP BY problems"
-    )
-    for kinds, count in rows:
-        for kind in (*str(kinds).strip(",").split(","), "any"):
-            problems[kind] = problems.get(kind, 0) + int(count)
-    running = database.rows(
-        "SELECT release, version, profile, count(*) FROM devices WHERE reported = 1"
-        " GROUP BY release, version, profile ORDER BY release, version, profile"
-    )
+    running = Counter[tuple[str, str, str]]()
+    for state, kinds, reported, release, version, profile, count in rows:
+        presence[state] += count
+        for kind in (*kinds.strip(",").split(","), "any") if kinds else ():
+            problems[kind] = problems.get(kind, 0) + count
+        if reported:
+            running[release, version, profile] += count
     return FleetCounts(
-        devices=sum(counted.values()),
-        presence={name: counted.get(name, 0) for name in PRESENCES},
+        devices=sum(presence.values()),
+        presence=presence,
         problems=problems,
         running=tuple(
             RunningCount(release=release, version=version, profile=profile, devices=count)
-            for release, version, profile, count in running
+            for (release, version, profile), count in sorted(running.items())
         ),
     )
 
@@ -184,6 +188,45 @@ def load_rows(database: Database, ids: Sequence[str]) -> list[DeviceRow]:
     return [device_row(row) for row in rows]
 
 
+def load_targets(database: Database, ear: Ear) -> list[Target]:
+    """Return all devices that have reported as a rollout sees them, by their ids. Documents are not
+    read: `facts.bundles` is empty."""
+    rows = database.rows(
+        f"SELECT id, profile, all_labels, running, agent = 'online' AND {presence_sql(ear)}"
+        " <> 'silent', dev, module, power_mode, jetpack, tensorrt, dla_cores, memory_mb, free_mb"
+        " FROM devices WHERE reported = 1 ORDER BY id"
+    )
+    parsed: dict[str, Mapping[str, str]] = {}  # many devices have the same labels
+    return [
+        Target(
+            device=device,
+            profile=profile,
+            facts=DeviceFacts(
+                module=module, power_mode=power_mode, jetpack=jetpack, tensorrt=tensorrt,
+                dla_cores=dla_cores, memory_mb=memory_mb, free_mb=free_mb,
+            ),
+            labels=parsed.get(labels) or parsed.setdefault(labels, parse_labels(labels)),
+            running=running,
+            online=bool(online),
+            dev=bool(dev),
+        )
+        for (
+            device, profile, labels, running, online, dev, module, power_mode, jetpack, tensorrt,
+            dla_cores, memory_mb, free_mb,
+        ) in rows
+    ]  # fmt: skip
+
+
+def having_bundle(database: Database, ids: Sequence[str], sha256: str) -> set[str]:
+    """Return which of some devices have a bundle in a slot."""
+    return {
+        row.id
+        for begin in range(0, len(ids), _BATCH)
+        for row in load_rows(database, ids[begin : begin + _BATCH])
+        if row.reported is not None and sha256 in row.reported.facts.bundles
+    }
+
+
 def stream(database: Database, where: DeviceFilter, ear: Ear, page: int = 500
            ) -> Iterator[DeviceRow]:  # fmt: skip
     """Yield the devices of a filter by their ids, reading some at a time."""
@@ -226,6 +269,11 @@ def changes_since(database: Database, number: int, limit: int = 1000) -> Changes
         devices=tuple(str(device) for _number, device in kept),
         missed=len(rows) > limit,
     )
+
+
+def load_voices(database: Database) -> list[Voice]:
+    """Return when each device was last heard."""
+    return [Voice(*row) for row in database.rows("SELECT id, seen_s, beat_s, place FROM devices")]
 
 
 def silent_voices(database: Database, ear: Ear) -> tuple[list[Voice], dict[str, int]]:

@@ -140,12 +140,6 @@ def load_ear(database: Database) -> Ear:
     return Ear(values.get("ear_since_ms", until_s), until_s)
 
 
-def load_devices(database: Database) -> list[DeviceRow]:
-    """Return all devices, by their ids."""
-    rows = database.rows(f"SELECT {COLUMNS} FROM {TABLES} ORDER BY devices.id")
-    return [device_row(row) for row in rows]
-
-
 def load_device(database: Database, device: str) -> DeviceRow | None:
     """Return a device, None if it is not known."""
     rows = database.rows(f"SELECT {COLUMNS} FROM {TABLES} WHERE devices.id = ?", device)

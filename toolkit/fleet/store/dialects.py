@@ -70,14 +70,23 @@ def _sqlite_errors() -> tuple[type[Exception], ...]:
     return (sqlite3.Error,)
 
 
+# A server that went away without a word is noticed; what the URL says counts.
+_BOUNDS: Mapping[str, int] = {
+    "connect_timeout": 10, "tcp_user_timeout": 20_000,  # s, ms
+    "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+}  # fmt: skip
+
+
 def _connect_postgresql(url: str) -> Connection:
     try:
         import psycopg
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
     except ImportError as error:
         raise RolloutError(
             "a store in PostgreSQL needs the package psycopg: pip install 'psycopg[binary]'"
         ) from error
-    return psycopg.connect(url, autocommit=True)
+    values: dict[str, Any] = {**_BOUNDS, **conninfo_to_dict(url)}
+    return psycopg.connect(make_conninfo(**values), autocommit=True)
 
 
 def _postgresql_errors() -> tuple[type[Exception], ...]:

@@ -6,8 +6,9 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import device_row, save_devices
-from toolkit.fleet.store.schema import TO_2, TO_3
+from toolkit.fleet.store.schema import TO_2, TO_3, TO_4
 
+IS_DEV = '"dev":true'  # in a report; in a text of the device the quotes would be escaped
 _OF_2 = "id, seen_s, state, reported, labels, beat, beat_at"
 
 
@@ -16,6 +17,15 @@ def migrate(database: Database, version: int) -> None:
     if version == 1:
         for statement in TO_2:
             database.run(statement)
+    if version == 3:
+        for statement in TO_4:
+            database.run(statement)
+        contains = database.dialect.position
+        database.run(
+            "UPDATE devices SET dev = 1 WHERE id IN (SELECT id FROM documents WHERE"
+            f" {contains}(reported, ?) > 0)",
+            IS_DEV,
+        )
     if version in (1, 2):
         for statement in (*TO_3, *database.dialect.to_3, *database.dialect.append_only):
             database.run(statement)

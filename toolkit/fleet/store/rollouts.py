@@ -1,6 +1,7 @@
 """Rollouts, releases, and the desired document of each device."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.log import EVENT, Note, append, events_of
 
 APPLIED = "applied"
+_BATCH = 500  # rows of a statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def devices_of(event: v.Event) -> tuple[str, ...]:
         return tuple(member.device for member in event.members)
     if isinstance(event, v.Silent | v.Superseded | v.Decommissioned):
         return event.devices
+    if isinstance(event, v.Begun):
+        return tuple(event.previous)
     if isinstance(event, v.Joined | v.Answered | v.Figures):
         return (event.device,)
     return ()
@@ -134,12 +138,13 @@ def keep_state(
         "UPDATE rollouts SET status = ?, summary = ? WHERE number = ?",
         after.status, _text(replace(after, groups=groups, devices={})), number,
     )  # fmt: skip
-    if after.devices is before.devices:
+    begins = before.waits and not after.waits
+    if after.waits or (after.devices is before.devices and not begins):
         return
     changed = [
         (device, row)
         for device, row in after.devices.items()
-        if row is not before.devices.get(device)
+        if begins or row is not before.devices.get(device)
     ]
     gone = [device for device, row in changed if row.phase in v.GONE]
     rows = [(device, row) for device, row in changed if row.phase not in v.GONE]
@@ -166,7 +171,10 @@ def decode_events(texts: Iterable[str]) -> Iterator[v.Event]:
 
 
 def started_by(database: Database, number: int) -> str:
-    """Return who began a rollout, as the log has it; empty if that part of it was archived."""
+    """Return who began a rollout; empty if a version before this one began it, and that part of the
+    log was archived."""
+    if by := load_summary(database, number).started_by:
+        return by
     rows = database.rows(
         "SELECT who FROM log WHERE rollout = ? AND kind = ? AND body LIKE ? ORDER BY seq LIMIT 1",
         number, EVENT, '{"event":"started"%',
@@ -198,15 +206,42 @@ def load_releases(database: Database) -> dict[str, tuple[ReleaseSpec, Path]]:
 # -- desired documents
 
 
-def load_desired(database: Database) -> dict[str, DesiredRow]:
-    """Return the desired document of each device that has one."""
-    rows = database.rows(
-        "SELECT device, counter, rollout, undo, sha256, expires_s, document FROM desired"
-    )
+def desired_page(database: Database, after: str = "") -> list[DesiredRow]:
+    """Return desired documents by the ids of their devices, the next ones after an id."""
+    return _desired(database, "device > ? ORDER BY device LIMIT ?", after, _BATCH)
+
+
+def expiring(database: Database, until_s: float) -> list[DesiredRow]:
+    """Return the desired documents that expire first, before a time."""
+    return _desired(database, "expires_s < ? ORDER BY expires_s LIMIT ?", until_s, _BATCH)
+
+
+def find_desired(database: Database, devices: Sequence[str]) -> dict[str, DesiredRow]:
+    """Return the desired documents of those of some devices that have one."""
     return {
-        device: DesiredRow(device, counter, rollout, bool(undo), sha256, expires_s, document)
-        for device, counter, rollout, undo, sha256, expires_s, document in rows
+        row.device: row
+        for begin in range(0, len(devices), _BATCH)
+        if (part := devices[begin : begin + _BATCH])
+        for row in _desired(database, f"device IN ({', '.join('?' * len(part))})", *part)
     }
+
+
+def first_expiry(database: Database) -> float:
+    """Return when the first desired document expires."""
+    (expires_s,) = database.rows("SELECT min(expires_s) FROM desired")[0]
+    return math.inf if expires_s is None else float(expires_s)
+
+
+def _desired(database: Database, condition: str, *values: object) -> list[DesiredRow]:
+    rows = database.rows(
+        "SELECT device, counter, rollout, undo, sha256, expires_s, document FROM desired WHERE "
+        + condition,
+        *values,
+    )
+    return [
+        DesiredRow(device, counter, rollout, bool(undo), sha256, expires_s, document)
+        for device, counter, rollout, undo, sha256, expires_s, document in rows
+    ]
 
 
 def save_desired(database: Database, rows: Iterable[DesiredRow]) -> None:

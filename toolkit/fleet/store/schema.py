@@ -1,9 +1,10 @@
 """The tables of a store. Documents are JSON in TEXT; times are seconds since 1970."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # What lists filter, count and sort by, derived from a device's last documents and labels.
-# `agent`: its agent's state, empty before the first. `reported`: 1 after the first report.
+# `agent`: its agent's state, empty before the first. `reported`: 1 after the first report. `dev`: 1
+# where it takes releases that are not signed.
 # `release`, `version`, `running`: the name, version and SHA-256 of what runs. `all_labels`: its own
 # and the operator's, as `,"KEY":"VALUE",`. `place`: KEY=VALUE of the label that says where it is.
 # `problems`: their kinds, as `,KIND,KIND,`. `request`, `received_bytes`: of its update.
@@ -34,6 +35,7 @@ DERIVED: tuple[tuple[str, str], ...] = (
     ("measured", "TEXT NOT NULL DEFAULT ''"),
     ("shadow_agreement", "DOUBLE PRECISION"),
     ("shadow_frames", "BIGINT NOT NULL DEFAULT 0"),
+    ("dev", "BIGINT NOT NULL DEFAULT 0"),
 )
 
 # `seen_s`: when it was last heard, 0: never. `beat`: the counter of its last beat, `beat_at`: its
@@ -79,6 +81,8 @@ _NEW_IN_3 = (
     "CREATE TABLE presence (at_s BIGINT PRIMARY KEY, counts TEXT NOT NULL)",
 )
 
+_NEW_IN_4 = ("CREATE INDEX desired_expires ON desired (expires_s)",)
+
 TABLES = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
     # One row for each server's right to send; there is one, named "server".
@@ -99,10 +103,11 @@ TABLES = (
     " rollout BIGINT NOT NULL, undo BIGINT NOT NULL, sha256 TEXT NOT NULL,"
     " expires_s DOUBLE PRECISION NOT NULL, document TEXT NOT NULL)",
     *_NEW_IN_3,
+    *_NEW_IN_4,
 )
 
-# What makes version 2 of version 1, and the tables of version 3 of those of version 2; what the new
-# columns hold is derived by `toolkit.fleet.store.migrations`.
+# What makes version 2 of version 1, the tables of the newest version of those of version 2, and
+# version 4 of version 3; what the new columns hold is derived by `toolkit.fleet.store.migrations`.
 TO_2 = (
     "ALTER TABLE devices ADD COLUMN beat BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE devices ADD COLUMN beat_at TEXT NOT NULL DEFAULT ''",
@@ -112,4 +117,6 @@ TO_3 = (
     *_DEVICES,
     "ALTER TABLE rollouts ADD COLUMN summary TEXT NOT NULL DEFAULT '{}'",
     *_NEW_IN_3,
+    *_NEW_IN_4,
 )
+TO_4 = ("ALTER TABLE devices ADD COLUMN dev BIGINT NOT NULL DEFAULT 0", *_NEW_IN_4)

@@ -149,31 +149,31 @@ class SmpClient:
         with the offset that it waits for, so what a bad line has lost is sent again from there.
         Raises SmpRefusedError; TransportError: the line is gone, or the board knows nothing of it.
         """
-        flight, silent = _Flight(start), 0
+        window, silent = _SendWindow(start), 0
         while True:
-            while len(flight.waiting) < self._buffers_in_use:
-                data = source.read(flight.next, self._message_bytes)
+            while len(window.waiting) < self._buffers_in_use:
+                data = source.read(window.next, self._message_bytes)
                 if not data:
                     break
-                sequence = self._send(WRITE, group, command, {"off": flight.next, "data": data})
-                flight.sent(sequence, len(data))
+                sequence = self._send(WRITE, group, command, {"off": window.next, "data": data})
+                window.sent(sequence, len(data))
                 on_sent(len(data))
-            if not flight.waiting:
+            if not window.waiting:
                 raise TransportError(
                     f"{self._line.name} waits for bytes that there are not: flash again"
                 )
-            messages = self._line.read(ANSWER_S + self._line_s(flight.bytes))
+            messages = self._line.read(ANSWER_S + self._line_s(window.bytes))
             silent = 0 if messages else silent + 1
             if silent == TRIES:
                 raise TransportError(f"{self._line.name} does not answer any more")
             if not messages:
-                flight.rewind(flight.acknowledged)
+                window.rewind(window.acknowledged)
             for message in messages:
-                answer = self._answer_in(message, flight)
+                answer = self._answer_in(message, window)
                 if answer is not None and answer.get("match") is not None:
                     return answer
                 if answer is not None:
-                    flight.take(_offset_of(answer), source, rejected=bool(answer.get("bad")))
+                    window.take(_offset_of(answer), source, rejected=bool(answer.get("bad")))
 
     @property
     def _message_bytes(self) -> int:
@@ -205,22 +205,22 @@ class SmpClient:
                     return answered[1]
         return None
 
-    def _answer_in(self, message: bytes, flight: "_Flight") -> dict[str, Scalar] | None:
+    def _answer_in(self, message: bytes, window: "_SendWindow") -> dict[str, Scalar] | None:
         """Return an answer to what is on its way; None: it is late, or an error of a bad line."""
         answered = _opened(message)
-        if answered is None or not flight.landed(answered[0]):
+        if answered is None or not window.landed(answered[0]):
             return None
         try:
             return _checked(answered[1])
         except SmpRefusedError as error:
             if error.code == _FORGOTTEN:
                 raise TransportError(str(error)) from error
-            if error.code not in _GARBLED or flight.garbled():
+            if error.code not in _GARBLED or window.garbled():
                 raise
-            return {"off": flight.acknowledged}
+            return {"off": window.acknowledged}
 
 
-class _Flight:
+class _SendWindow:
     """What of a stream is on its way: by sequence number, where each message ends."""
 
     def __init__(self, start: int) -> None:

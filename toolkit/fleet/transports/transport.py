@@ -45,7 +45,7 @@ class Flashed(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended. `phase`: "same": the board ran the release before; "written": onto a stick;
     "trial": it works, and stays once it is committed."""
 
-    address: str = msgspec.field(name="way")
+    address: str
     device: str
     name: str
     version: str

@@ -15,6 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 
 from device.files import make_folder
+from device.protocol.mqtt import LinkSettings
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import (
     CLAIM,
@@ -28,7 +29,7 @@ from toolkit.fleet.authority import (
     write_public,
 )
 from toolkit.fleet.brokers.mosquitto import BrokerFiles, Roster
-from toolkit.fleet.brokers.software import reload_broker, write_broker
+from toolkit.fleet.brokers.software import reload_broker, why_not_readmitted, write_broker
 
 RENEW_DAYS = 60  # a certificate that ends sooner is shown as due
 
@@ -58,14 +59,17 @@ def init_identity(folder: Path, *, fleet: str, hosts: Sequence[str]) -> Authorit
     return authority
 
 
-def issue_device(authority: Authority, device: str, out: Path) -> Issued:
+def issue_device(
+    authority: Authority, device: str, out: Path, readmitted: Sequence[str] = ()
+) -> Issued:
     """Make key and certificate of a device here and write them to `out`, beside the CA's.
 
-    For benches: a key that was made on the device never leaves it.
+    For benches: a key that was made on the device never leaves it. `readmitted`: for which
+    `readmit` was done.
     """
     check_device(device)
     with authority.locked():
-        _check_not_revoked(authority, (device,))
+        _check_not_revoked(authority, (device,), readmitted)
         key, issued = authority.issue(device)
         keep(authority, issued)
     write_private(out / f"{device}.key", key)
@@ -80,11 +84,11 @@ def keep(authority: Authority, issued: Issued) -> None:
     write_public(path, issued.pem)
 
 
-def expect(authority: Authority, devices: Sequence[str]) -> None:
-    """Let devices enrol themselves, once each."""
+def expect(authority: Authority, devices: Sequence[str], readmitted: Sequence[str] = ()) -> None:
+    """Let devices enrol themselves, once each; `readmitted`: for which `readmit` was done."""
     for device in devices:
         check_device(device)
-    _check_not_revoked(authority, devices)
+    _check_not_revoked(authority, devices, readmitted)
     for device in devices:
         write_public(authority.folder / "expected" / device, b"")
 
@@ -202,14 +206,43 @@ def is_due(identity: DeviceIdentity) -> bool:
     return identity.not_after - dt.datetime.now(dt.timezone.utc) < dt.timedelta(days=RENEW_DAYS)
 
 
-def _check_not_revoked(authority: Authority, devices: Sequence[str]) -> None:
+def readmit(
+    authority: Authority, devices: Sequence[str], broker: BrokerFiles, settings: LinkSettings
+) -> None:
+    """End what revoked devices have open at the broker: their ids may be given again, as their
+    certificates stay refused. Raises FleetError: that cannot be done."""
+    for device in devices:
+        if why := why_not_readmitted(broker, settings, _roster(authority), device):
+            raise FleetError(
+                f"{device} was revoked, and its id is not given again before its connections are "
+                f"ended ({why}): let the broker run, or give the board another id"
+            )
+
+
+def _check_not_revoked(
+    authority: Authority, devices: Sequence[str], readmitted: Sequence[str]
+) -> None:
     """Refuse the ids of revoked devices: the broker denies them by name, for as long as one that
     was stolen may hold a connection."""
-    revoked = authority.revoked()
-    for device in devices:
-        serials = _serials(authority, device)
-        if serials and all(str(serial) in revoked for serial in serials):
-            raise FleetError(f"the device {device} was revoked: give the board another id")
+    for device in revoked_among(authority, devices):
+        if device not in readmitted:
+            raise FleetError(
+                f"the device {device} was revoked: `tandem fleet identity expect {device}` admits "
+                "it again, or give the board another id"
+            )
+
+
+def revoked_among(authority: Authority, devices: Sequence[str]) -> tuple[str, ...]:
+    """Return those of some devices that had certificates, of which none holds, and are not expected
+    again."""
+    revoked, expected = authority.revoked(), authority.folder / "expected"
+    return tuple(
+        device
+        for device in devices
+        if (serials := _serials(authority, device))
+        and all(str(serial) in revoked for serial in serials)
+        and not (expected / device).exists()
+    )
 
 
 def _issued_for(authority: Authority, device: str, csr_pem: bytes) -> Issued | None:

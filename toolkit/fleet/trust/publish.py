@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from tuf.api.metadata import TargetFile
 
+from device.errors import BundleError
 from device.files import make_folder, replacing
 from device.protocol.documents import ReleaseSpec
 from device.update.admission import FLOOR, REQUIRES
@@ -114,27 +115,39 @@ class StoredBundle:
     path: Path
 
 
-def list_stored(fleet: Path) -> tuple[StoredBundle, ...]:
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The bundles of a fleet's folder; `unreadable`: why some cannot be rolled out."""
+
+    bundles: tuple[StoredBundle, ...]
+    unreadable: tuple[str, ...] = ()
+
+
+def list_stored(fleet: Path) -> Stored:
     """Return the bundles that can be rolled out without their files at hand, by name; of one name
     the one that was written last is first."""
     if is_signed(fleet):
-        stored = FleetRepository(fleet).bundles()
+        paths = FleetRepository(fleet).bundles()
     else:
-        stored = tuple((fleet / BENCH_BUNDLES).glob("*.bundle"))
-    ordered = sorted(stored, key=lambda path: -path.stat().st_mtime)
-    bundles = [_stored(path) for path in ordered]
-    return tuple(sorted(bundles, key=lambda bundle: bundle.name))
-
-
-def _stored(path: Path) -> StoredBundle:
-    info = read_bundle_info(path)
-    sha256 = path.name.partition(".")[0]
-    return StoredBundle(info.name, info.version, info.profile, sha256, path.stat().st_size, path)
+        paths = tuple((fleet / BENCH_BUNDLES).glob("*.bundle"))
+    rows: list[tuple[str, float, StoredBundle]] = []
+    unreadable = []
+    for path in paths:
+        try:
+            facts, info = path.stat(), read_bundle_info(path)
+        except (BundleError, OSError) as error:
+            unreadable.append(f"{path.name}: {getattr(error, 'strerror', None) or error}")
+            continue
+        sha256 = path.name.partition(".")[0]
+        row = StoredBundle(info.name, info.version, info.profile, sha256, facts.st_size, path)
+        rows.append((info.name, -facts.st_mtime, row))
+    ordered = sorted(rows, key=lambda row: row[:2])
+    return Stored(tuple(row for _, _, row in ordered), tuple(unreadable))
 
 
 def find_stored(fleet: Path, sha256: str) -> StoredBundle:
     """Return a bundle of the fleet's folder. Raises FleetError: there is none."""
-    for bundle in list_stored(fleet):
+    for bundle in list_stored(fleet).bundles:
         if bundle.sha256 == sha256:
             return bundle
     raise FleetError(f"the fleet has no bundle {sha256[:12]!r}: `tandem fleet publish` adds one")

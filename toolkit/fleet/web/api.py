@@ -213,6 +213,9 @@ def _label(database: Database, call: Call) -> Labels:
     device, body = call.params["device"], call.body
     if load_device(database, device) is None:
         raise RefusedError(404, unknown_device(database, device))
+    for key in body.changes:
+        if "=" in key:
+            raise RefusedError(409, f"{key!r} is no key of a label: it has an =")
     changes = [f"{key}={value or ''}" for key, value in body.changes.items()]
     label_device(database, device, changes, who(call.account))
     row = load_device(database, device)
@@ -265,7 +268,7 @@ def _bundles(_database: Database, call: Call) -> list[BundleRow]:
             name=one.name, version=one.version, profile=one.profile, sha256=one.sha256,
             bytes=one.bytes,
         )
-        for one in list_stored(call.fleet.folder)
+        for one in list_stored(call.fleet.folder).bundles
     ]  # fmt: skip
 
 

@@ -2,24 +2,27 @@
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from device.errors import TandemError
+from pipelines.metrics import CONTENT_TYPE, Figures, render
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.store.accounts import (
     Account,
@@ -51,14 +54,18 @@ from toolkit.fleet.web.frame import (
     is_csrf,
     own_path,
     part,
+    seen,
 )
-from toolkit.fleet.web.live import Live, StoreThread, events_after, read_place
+from toolkit.fleet.web.live import Live, events_after, read_place
+from toolkit.fleet.web.meters import Meters, MetersMiddleware
 from toolkit.fleet.web.orders import FORMS, Form
 from toolkit.fleet.web.pages import PAGES, Page
 from toolkit.fleet.web.pages.answer import command_of, draw_answer
+from toolkit.fleet.web.store_threads import StoreThreads
 from toolkit.fleet.web.visit import Visit
 from toolkit.html.markup import paragraph
 
+LOG = logging.getLogger("tandem.fleet")
 STATIC = Path(__file__).parent / "static"
 # Path -> its media type and the files that it is made of. htmx looks at a page as soon as it runs:
 # an extension that comes in a second file may come too late.
@@ -67,10 +74,14 @@ ASSETS: Mapping[str, tuple[str, tuple[Path, ...]]] = {
         "text/css",
         (Path(__file__).parents[2] / "html" / "style.css", STATIC / "web.css"),
     ),
-    "/static/page.js": ("text/javascript", (STATIC / "htmx.min.js", STATIC / "hx-sse.min.js")),
+    "/static/page.js": (
+        "text/javascript",
+        tuple(STATIC / name for name in ("htmx.min.js", "hx-sse.min.js", "lost.js")),
+    ),
 }
 MAX_BODY = 256 << 10  # bytes of a form
 MAX_FIELDS = 200
+MAX_TOLD = 200  # characters of a path that is told back
 ONCE = ("done", "verify")  # parameters of a page that do not stay in its address
 MAX_STREAMS = 100  # of live events that one account follows at a time
 MAX_HASHING = 2  # passwords at once; each takes 32 MiB and a core
@@ -103,10 +114,11 @@ class Site:
     def __init__(self, fleet: Fleet, settings: SiteSettings) -> None:
         self._fleet = fleet
         self._settings = settings
-        self._store = StoreThread(fleet)
+        self._store = StoreThreads(fleet)
         self._live = Live(self._store)
         self._limit = SignInLimit()
         self._streams: Counter[str] = Counter()
+        self._meters = Meters()
         self._hashing = asyncio.Semaphore(MAX_HASHING)
 
     def application(self) -> ASGIApp:
@@ -115,6 +127,7 @@ class Site:
             Route("/sign-in", self._guarded(self._show_sign_in), methods=["GET"]),
             Route("/sign-in", self._guarded(self._sign_in), methods=["POST"]),
             Route("/sign-out", self._guarded(self._sign_out), methods=["POST"]),
+            Route("/metrics", self._answered(self._metrics), methods=["GET"]),
             Route("/live", self._guarded(self._follow), methods=["GET"]),
             *(Route(path, _send_asset, methods=["GET"]) for path in ASSETS),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -131,14 +144,19 @@ class Site:
         return Starlette(
             routes=routes,
             lifespan=self._lifespan,
-            exception_handlers={404: self._nowhere},
-            middleware=[Middleware(HeadersMiddleware, tls=self._settings.tls),
+            exception_handlers={404: self._refuse, 405: self._refuse},
+            middleware=[Middleware(MetersMiddleware, meters=self._meters),
+                Middleware(HeadersMiddleware, tls=self._settings.tls),
                 Middleware(GZipMiddleware, minimum_size=1000)],
         )  # fmt: skip
 
     def end(self) -> None:
         """End the streams of live events, which would go on for ever."""
         self._live.is_ending = True
+
+    def figures(self) -> Figures:
+        """Return what the site counts and times of itself."""
+        return self._meters.read(sum(self._streams.copy().values()), self._live.changed_s)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -153,11 +171,21 @@ class Site:
 
     # -- pages
 
-    async def _nowhere(self, request: Request, _error: Exception) -> Response:
-        async def refuse(request: Request) -> Response:
-            raise RefusedError(404, f"there is no such page: {request.url.path}")
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """Return the answer to what no route takes: a wrong path, or a wrong method there."""
+        path = request.url.path[:MAX_TOLD]
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            refusal = RefusedError(405, f"{path} takes no {request.method}")
+        else:
+            refusal = RefusedError(404, f"there is no such page: {path}")
+        return await self._answer_to(request, refusal)
 
-        return await self._guarded(refuse)(request)
+    async def _answer_to(self, request: Request, refusal: RefusedError) -> Response:
+        async def refuse(_request: Request) -> Response:
+            raise refusal
+
+        is_api = request.url.path.startswith(f"{api.ROOT}/")
+        return await (self._answered if is_api else self._guarded)(refuse)(request)
 
     async def _show(self, page: Page, request: Request) -> Response:
         """Return a page to somebody who has signed in; others sign in first."""
@@ -209,7 +237,7 @@ class Site:
         """Do what a form asks for, then show the page that it names."""
         session, fields = await self._sent(request, form.role)
         try:
-            where = await self._store.run(form.take, self._fleet, session.account, fields)
+            where = await self._store.write(form.take, self._fleet, session.account, fields)
         except RefusedError:
             raise
         except TandemError as error:
@@ -253,7 +281,8 @@ class Site:
         query = api.check_query(operation, dict(request.query_params))
         body = api.check_body(operation, await _body(request))
         call = api.Call(self._fleet, account, request.path_params, query, body)
-        answer = await self._store.run(api.run_operation, operation, call)
+        use = self._store.run if operation.method == "GET" else self._store.write
+        answer = await use(api.run_operation, operation, call)
         return Response(answer, media_type="application/json")
 
     async def _events(self, request: Request) -> Response:
@@ -297,15 +326,22 @@ class Site:
         async def answered(request: Request) -> Response:
             try:
                 return await handler(request)
-            except RefusedError as refusal:
-                problem = api.Problem(status=refusal.status, reason=str(refusal))
-            except TandemError as error:
-                problem = api.Problem(status=400, reason=str(error))
+            except Exception as error:  # noqa: BLE001  (each is answered)
+                refusal = _refusal_of(error)
+            problem = api.Problem(status=refusal.status, reason=str(refusal))
             return Response(
-                msgspec.json.encode(problem), problem.status, media_type="application/json"
+                msgspec.json.encode(problem),
+                refusal.status,
+                _retry_after(refusal),
+                "application/json",
             )
 
         return answered
+
+    async def _metrics(self, request: Request) -> Response:
+        """Answer Prometheus, which has a token."""
+        await self._store.run(find_token, request)
+        return Response(render(self.figures()), media_type=CONTENT_TYPE)
 
     # -- people
 
@@ -328,7 +364,7 @@ class Site:
             page = draw_sign_in(self._fleet.file.name, back, "Name or password is not right.")
             return HTMLResponse(page, 401)
         self._limit.succeed(name, address)
-        secret = await self._store.run(open_session, name)
+        secret = await self._store.write(open_session, name)
         response = RedirectResponse(back, 303)
         # Behind a proxy that ends TLS the browser says where it is.
         is_tls = self._settings.tls or request.headers.get("origin", "").startswith("https:")
@@ -339,7 +375,7 @@ class Site:
         session = await self._session(request)
         fields = await _fields(request)
         if session is not None and is_csrf(session, fields.get("csrf", "")):
-            await self._store.run(close_session, request.cookies.get(COOKIE, ""))
+            await self._store.write(close_session, request.cookies.get(COOKIE, ""))
         response = RedirectResponse("/sign-in", 303)
         response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self._settings.tls)
         return response
@@ -357,15 +393,12 @@ class Site:
                 if request.method == "POST":
                     check_origin(request)
                 return await handler(request)
-            except RefusedError as refusal:
-                status, reason = refusal.status, str(refusal)
-                headers = (
-                    {"retry-after": str(refusal.retry_after_s)} if refusal.retry_after_s else {}
-                )
-            except TandemError as error:
-                status, reason, headers = 400, str(error), {}
-            page = draw_refusal(self._fleet.file.name, TITLES.get(status, "Not done"), reason)
-            return HTMLResponse(page, status, headers)
+            except Exception as error:  # noqa: BLE001  (each is answered)
+                refusal = _refusal_of(error)
+            title = TITLES.get(refusal.status, "Not done")
+            back = own_path(urlsplit(request.headers.get("referer", "")).path or "/")
+            page = draw_refusal(self._fleet.file.name, title, str(refusal), back)
+            return HTMLResponse(page, refusal.status, _retry_after(refusal))
 
         return guarded
 
@@ -376,9 +409,12 @@ TITLES: Mapping[int, str] = {
     401: "Sign in first",
     403: "Not allowed",
     404: "Not found",
+    405: "Not found",
     409: "Not done",
     413: "Too large",
     429: "Too often",
+    500: "A fault",
+    503: "Not now",
 }
 
 
@@ -404,6 +440,20 @@ class HeadersMiddleware:
         await self._app(scope, receive, send_with_headers)
 
 
+def _refusal_of(error: Exception) -> RefusedError:
+    """Return what is answered where something was not done; a fault of the site is logged."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, TandemError):
+        return RefusedError(400, str(error))
+    LOG.error("the fleet's page has a fault", exc_info=error)
+    return RefusedError(500, "the page has a fault here; what `tandem fleet web` prints tells it")
+
+
+def _retry_after(refusal: RefusedError) -> dict[str, str]:
+    return {"retry-after": str(refusal.retry_after_s)} if refusal.retry_after_s else {}
+
+
 async def _send_asset(request: Request) -> Response:
     media_type, files = ASSETS[request.url.path]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
@@ -413,10 +463,13 @@ async def _send_asset(request: Request) -> Response:
 async def _body(request: Request) -> bytes:
     """Return the body of a request. Raises RefusedError: it is too large."""
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY:
-            raise RefusedError(413, f"a request may have {MAX_BODY >> 10} KiB")
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BODY:
+                raise RefusedError(413, f"a request may have {MAX_BODY >> 10} KiB")
+    except ClientDisconnect as error:
+        raise RefusedError(400, "the request has no end") from error  # nobody is there to read it
     return bytes(body)
 
 
@@ -444,7 +497,7 @@ def _visit(params: Mapping[str, str], query: list[tuple[str, str]], session: Ses
 def _draw_live(page: Page, fleet: Fleet, visit: Visit, database: Database) -> str:
     """Return the live part of a page, or why there is none any more."""
     try:
-        return page.draw(database, fleet, visit).live
+        return seen(page.draw(database, fleet, visit).live)
     except TandemError as error:
         return paragraph(str(error), "notice bad")
 

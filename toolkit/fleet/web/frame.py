@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,11 +28,21 @@ NOTICES: Mapping[str, str] = {
     "rollback": "The rollout is told to roll back.",
     "start": "The rollout has begun.",
     "label": "The labels have changed.",
+    "decommission": "The device has left the fleet.",
+    "enrol": "A board may enrol under this id, once.",
 }
+_STEERING = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _CSRF_SLOT = "<!--csrf-->"  # no escaped text contains it
 ORDERS_FORM = "orders"  # the form that buttons of the live part belong to; it has the CSRF token
 
+# Nothing is written into pages that their policy forbids; a lost connection is tried again soon.
+HTMX_CONFIG = '{"includeIndicatorCSS":false,"sse":{"reconnectMaxDelay":5000}}'
+
 NOTHING = Html("")
+LOST = Html(
+    '<p id=lost role=status class="notice bad" hidden>The connection is lost, and what is shown '
+    "here is old. The page tries again by itself.</p>"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,7 @@ def draw_page(view: View, frame: Frame) -> str:
                 f'<form id={ORDERS_FORM} method=post action="/orders" hidden>'
                 f"{csrf_field(frame.session)}{hidden('back', frame.path)}</form>"
             ),
+            LOST if view.live else NOTHING,
             Html(f"<div id=live{connect}>{view.live}</div>"),
             _with_csrf(view.below, frame.session),
             Html("</main>"),
@@ -101,11 +113,12 @@ def draw_sign_in(fleet: str, path: str, problem: str = "") -> str:
     return _document(f"Sign in - {fleet}", body)
 
 
-def draw_refusal(fleet: str, title: str, reason: str) -> str:
-    """Return a page that says why something was not done."""
+def draw_refusal(fleet: str, title: str, reason: str, back: str) -> str:
+    """Return a page that says why something was not done; `back`: the page before."""
     body = Html(
         f"<main id=main class=narrow><h1>{markup(title)}</h1>"
-        f"<p role=alert>{markup(reason)}</p><p><a href='/'>Overview</a></p></main>"
+        f"<p role=alert>{markup(reason)}</p>"
+        f"<p>{link('Back', back) if back != '/' else ''} {link('Overview', '/')}</p></main>"
     )
     return _document(f"{title} - {fleet}", body)
 
@@ -165,11 +178,10 @@ def part(text: str) -> str:
     return quote(text, safe="")
 
 
-def order_button(text: str, order: str, number: int, *, dangerous: bool = False) -> Html:
+def order_button(text: str, order: str, number: int) -> Html:
     """Return the button that gives an order to a rollout."""
-    kind = " class=dangerous" if dangerous else ""
     return Html(
-        f'<button form={ORDERS_FORM} name=order value="{escape(order)}:{number}"{kind}'
+        f'<button form={ORDERS_FORM} name=order value="{escape(order)}:{number}"'
         f' aria-label="{escape(text)} rollout {number}">{markup(text)}</button>'
     )
 
@@ -227,11 +239,17 @@ def _is_below(here: str, path: str) -> bool:
     return here == path or (path != "/" and here.startswith(f"{path}/"))
 
 
+def seen(text: str) -> str:
+    """Return a page without what nobody sees: characters that steer a terminal, or that turn the
+    direction of the text around them, in what devices say."""
+    return _STEERING.sub("\ufffd", text)
+
+
 def _document(title: str, body: Html, head: str = "") -> str:
-    return (
+    return seen(
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width,initial-scale=1">'
-        "<meta name=htmx-config content='{\"includeIndicatorCSS\":false}'>"
+        f"<meta name=htmx-config content='{HTMX_CONFIG}'>"
         f"<title>{markup(title)}</title><link rel=stylesheet href=/static/style.css>{head}"
         "<link rel=icon href=/static/icon.svg>"
         "<script src=/static/page.js defer></script>"

@@ -8,16 +8,14 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 import msgspec
 
-from toolkit.errors import RolloutError
-from toolkit.fleet.fleet_folder import Fleet
+from device.errors import TandemError
 from toolkit.fleet.server.times import utc
 from toolkit.fleet.server.views import device_view
 from toolkit.fleet.store import log
@@ -25,6 +23,7 @@ from toolkit.fleet.store.changes import last_change
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import changes_since
 from toolkit.fleet.web.access import RefusedError
+from toolkit.fleet.web.store_threads import StoreThreads
 
 LOG = logging.getLogger("tandem.fleet")
 POLL_S = 0.4  # a change is seen within it
@@ -34,59 +33,30 @@ MAX_DRAWN = 256  # views that are kept
 MAX_EVENTS = 1000  # that a program gets at once
 _PLACE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})\Z")
 
-Result = TypeVar("Result")
-
-
-class StoreThread:
-    """The one thread that uses the store, and its connection."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._database = self._thread.submit(fleet.open_store).result()
-
-    async def run(
-        self,
-        function: Callable[..., Result],
-        *arguments: object,
-    ) -> Result:
-        """Return `function(database, *arguments)`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._thread, lambda: function(self._database, *arguments)
-        )
-
-    async def reopen(self) -> None:
-        """Take another connection: a database that was started anew has ended this one. Raises
-        RolloutError: there is no other yet."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._reopen)
-
-    def _reopen(self) -> None:
-        before, self._database = self._database, self._fleet.open_store()
-        before.close()
-
-    def close(self) -> None:
-        """Close the connection, after what runs has ended."""
-        self._thread.submit(self._database.close).result()
-        self._thread.shutdown()
-
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A live view: the state of the store that it shows, and its HTML."""
+    """A live view: the state of the store that it shows, and its HTML, which may still be drawn."""
 
     mark: str
-    html: str
+    html: "asyncio.Future[str]"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be drawn."""
+        html = self.html
+        return html.done() and (html.cancelled() or html.exception() is not None)
 
 
 class Live:
     """Follows the store for all viewers."""
 
-    def __init__(self, store: StoreThread) -> None:
+    def __init__(self, store: StoreThreads) -> None:
         self._store = store
         self._mark = ""
         self._changed = asyncio.Event()  # another one after each change
         self._drawn: dict[tuple[str, str], Drawn] = {}
+        self.changed_s = time.time()  # when the store was last seen to change
         self.is_ending = False  # set where the site stops: streams end within POLL_S
 
     async def mark(self) -> str:
@@ -101,31 +71,26 @@ class Live:
             mark = self._mark
             try:
                 mark = await self._store.run(_mark)
-            except RolloutError as error:
+            except TandemError as error:
                 LOG.warning("%s", error)
-                with contextlib.suppress(RolloutError):
-                    await self._store.reopen()
+            if _place_in(mark) != _place_in(self._mark):
+                self.changed_s = time.time()
             if mark != self._mark or self.is_ending:
                 self._mark = mark
                 self._changed.set()  # all who wait go on
                 self._changed = asyncio.Event()
             await asyncio.sleep(POLL_S)
 
-    async def draw(self, key: tuple[str, str], draw: Callable[[Database], str]) -> Drawn:
-        """Return a view as it is now; all who ask with one key get what was drawn once."""
-        return await self._store.run(self._draw, key, draw, await self.mark())
-
-    def _draw(
-        self, database: Database, key: tuple[str, str], draw: Callable[[Database], str], mark: str
-    ) -> Drawn:
-        """Runs in the thread of the store, one at a time."""
-        known = self._drawn.pop(key, None)
-        if known is None or known.mark != mark:
-            known = Drawn(mark, draw(database))
+    async def draw(self, key: tuple[str, str], draw: Callable[[Database], str]) -> tuple[str, str]:
+        """Return the state of the store, and a view as it is then; all who ask with one key get
+        what was drawn once."""
+        mark, known = await self.mark(), self._drawn.pop(key, None)
+        if known is None or known.mark != mark or known.has_failed:
+            known = Drawn(mark, asyncio.ensure_future(self._store.run(draw)))
         self._drawn[key] = known  # the youngest is last
         while len(self._drawn) > MAX_DRAWN:
             del self._drawn[next(iter(self._drawn))]
-        return known
+        return mark, await asyncio.shield(known.html)  # others may wait for it, too
 
     async def follow(
         self, key: tuple[str, str], draw: Callable[[Database], str], mark: str
@@ -137,10 +102,9 @@ class Live:
             if await self.mark() == mark:
                 yield await self.await_change()
                 continue
-            drawn = await self.draw(key, draw)
-            mark = drawn.mark
-            if drawn.html != shown:
-                shown = drawn.html
+            mark, html = await self.draw(key, draw)
+            if html != shown:
+                shown = html
                 yield sse_message(shown, mark)
 
     async def await_change(self) -> str:
@@ -204,3 +168,7 @@ def _mark(database: Database) -> str:
     """Return what tells one state of the store from another: changes, and that time passes."""
     place = read_place(database, "")
     return f"{place}-{int(database.now_s() / AGE_S)}"
+
+
+def _place_in(mark: str) -> str:
+    return mark.rpartition("-")[0]

@@ -7,11 +7,16 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from toolkit.errors import RolloutError
+from toolkit.errors import FleetError, RolloutError
+from toolkit.fleet.authority import Authority
+from toolkit.fleet.brokers.software import SOFTWARE
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.folder import broker_files
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.server.control import ENROL
 from toolkit.fleet.server.operations import (
     Plan,
+    decommission,
     get_spec,
     label_device,
     label_devices,
@@ -20,10 +25,12 @@ from toolkit.fleet.server.operations import (
     start_rollout,
 )
 from toolkit.fleet.server.rollout_request import RolloutRequest, spec_of
-from toolkit.fleet.store import rollouts
+from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.accounts import Account, Role
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.trust.publish import StoredBundle, admit, find_stored
+from toolkit.fleet.store.devices import load_decommissioned
+from toolkit.fleet.trust.certificates import expect
+from toolkit.fleet.trust.publish import StoredBundle, admit, find_stored, is_signed
 from toolkit.fleet.web.access import check_role
 from toolkit.fleet.web.frame import own_path, with_notice
 from toolkit.fleet.web.pages.devices import FILTERS, devices_of
@@ -64,10 +71,17 @@ def order_rollout(database: Database, account: Account, number: int, word: v.Ord
     """Give an order to a rollout, if the account may. Raises RolloutError, RefusedError."""
     check_role(account, BUTTONS[word][1])
     get_spec(database, number)
-    if word == "approve" and rollouts.started_by(database, number) == who(account):
-        raise RolloutError(
-            f"{account.name} has begun rollout {number}: its groups are approved by somebody else"
-        )
+    if word == "approve":
+        starter = rollouts.started_by(database, number)
+        if starter == who(account):
+            raise RolloutError(
+                f"{account.name} has begun rollout {number}: somebody else approves its groups"
+            )
+        if not starter:
+            raise RolloutError(
+                f"it is not known any more who has begun rollout {number}: its groups are "
+                "approved by `tandem fleet rollout approve`"
+            )
     order(database, number, word, who(account))
 
 
@@ -76,6 +90,32 @@ def label(database: Database, _fleet: Fleet, account: Account, fields: Fields) -
     device = fields["device"]
     label_device(database, device, fields.get("labels", "").split(), who(account))
     return with_notice(f"/devices/{quote(device, safe='')}", "label")
+
+
+def leave(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Take a device out of the fleet, if its id was typed in."""
+    device = fields["device"]
+    if fields.get("typed", "").strip() != device:
+        raise RolloutError(f"type {device} to take it out of the fleet")
+    decommission(database, device, who(account))
+    return with_notice(f"/devices/{quote(device, safe='')}", "decommission")
+
+
+def let_enrol(database: Database, fleet: Fleet, account: Account, fields: Fields) -> str:
+    """Let a board enrol under the id of a device that has left. Raises FleetError: it may not."""
+    device = fields["device"]
+    if device not in load_decommissioned(database):
+        raise RolloutError(f"{device!r} has not left the fleet")
+    if not is_signed(fleet.folder):
+        raise RolloutError("the fleet has no keys: a board without a certificate may connect")
+    if SOFTWARE[broker_files(fleet.folder).software].keeps_accounts:
+        raise FleetError(f"the broker has to know it, too: `tandem fleet identity expect {device}`")
+    expect(Authority(fleet.folder / "identity"), (device,))
+    body = msgspec.json.encode({"device": device}).decode()
+    with database.write():
+        note = log.Note(who(account), ENROL, body, devices=(device,))
+        log.append(database, [note], database.now_s())
+    return with_notice(f"/devices/{quote(device, safe='')}", "enrol")
 
 
 def label_all(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
@@ -130,5 +170,7 @@ FORMS: tuple[Form, ...] = (
     Form("/orders", "operator", give_order),
     Form("/rollouts", "operator", start),
     Form("/devices/{device}/labels", "operator", label),
+    Form("/devices/{device}/decommission", "operator", leave),
+    Form("/devices/{device}/enrol", "approver", let_enrol),
     Form("/bulk/labels", "operator", label_all),
 )

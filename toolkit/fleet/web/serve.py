@@ -1,5 +1,6 @@
 """Runs the site on an address, over TLS where the fleet has certificates for it."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -9,8 +10,10 @@ import uvicorn
 from device.errors import ConfigError
 from toolkit.errors import FleetError
 from toolkit.fleet.fleet_folder import Fleet
+from toolkit.fleet.server.otlp import OtlpPush
 from toolkit.fleet.web.access import TrustedProxy, is_loopback
 from toolkit.fleet.web.app import Site, SiteSettings
+from toolkit.fleet.web.connection import MAX_CONNECTIONS, BoundedConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +34,22 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class _Server(uvicorn.Server):
+class SiteServer(uvicorn.Server):
     """Ends streams first where a signal stops it: it waits for requests that have begun."""
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
         super().__init__(config)
-        self._site = site
+        self.site = site
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called with the signal."""
-        self._site.end()
+        self.site.end()
         super().handle_exit(sig, frame)
 
 
-def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> None:
-    """Serve until a signal stops it.
-
-    Raises FleetError: passwords would cross a network in the clear, or the address is taken.
-    """
-    if listen.certificate is None and not is_loopback(listen.host):
-        raise FleetError(
-            f"{listen.host} is reached from other machines, and passwords would go there in the "
-            "clear: give a certificate with its key, or listen at 127.0.0.1 behind a proxy"
-        )
-    settings = SiteSettings(tls=listen.certificate is not None, proxy=proxy)
-    site = Site(fleet, settings)
+def site_server(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) -> SiteServer:
+    """Return what serves the site. Raises RolloutError: the store cannot be opened."""
+    site = Site(fleet, SiteSettings(tls=listen.certificate is not None, proxy=proxy))
     config = uvicorn.Config(
         site.application(),
         host=listen.host,
@@ -64,12 +58,36 @@ def serve_site(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None) 
         ssl_keyfile=listen.key,
         proxy_headers=False,
         server_header=False,
+        http=BoundedConnection,
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
         log_level="warning",
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=64 << 10,
     )
+    return SiteServer(config, site)
+
+
+def serve_site(
+    fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None, otlp: str | None = None
+) -> None:
+    """Serve until a signal stops it. `otlp`: the collector that its figures are sent to.
+
+    Raises FleetError: passwords would cross a network in the clear, or the address is taken.
+    """
+    if listen.certificate is None and not is_loopback(listen.host):
+        raise FleetError(
+            f"{listen.host} is reached from other machines, and passwords would go there in the "
+            "clear: give a certificate with its key, or listen at 127.0.0.1 behind a proxy"
+        )
     try:
-        _Server(config, site).run()
+        server = site_server(fleet, listen, proxy)
+        with ExitStack() as stack:
+            if otlp is not None:
+                push = OtlpPush(otlp, "tandem-fleet-web", server.site.figures)
+                push.start()
+                stack.callback(push.close)
+            server.run()
     except OSError as error:
         raise FleetError(
             f"cannot listen at {listen.host}:{listen.port}: {error.strerror}"

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from device.files import replacing
 from device.install_advice import pip_install
 from device.start.command import module_command
+from toolkit.cache import key_of, read_entry, write_entry
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError, NotCoveredError, not_covered
@@ -77,27 +77,21 @@ def compile_kernels(
     memory than a block of this GPU has.
     """
     common = _common_key(gpu)
-    paths = [_cache_path(spec, common) for spec in specs]
-    kernels: list[Compiled | None] = [_read_cache(path) for path in paths]
+    keys = [_cache_key(spec, common) for spec in specs]
+    kernels: list[Compiled | None] = [_cached(key) for key in keys]
     missing = [at for at, kernel in enumerate(kernels) if kernel is None]
     compiled = _compile_each([Request(specs[at], gpu.sm) for at in missing])
     for done, (request, kernel) in enumerate(compiled, 1):
         at = missing[request]
         kernels[at] = kernel
         if kernel is not None:
-            _write_cache(paths[at], kernel)
+            write_entry("kernels", keys[at], msgspec.msgpack.encode(kernel))
         if on_progress is not None:
             on_progress("compile", done / len(missing))
     for spec, kernel in zip(specs, kernels, strict=True):
         if kernel is not None:
             _check_shared(spec, kernel, gpu)
     return tuple(kernels)
-
-
-def cache_folder() -> Path:
-    """Return the folder of the cache of cubins."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "tandem" / "kernels"
 
 
 def _check_shared(spec: KernelSpec, compiled: Compiled, gpu: GpuTarget) -> None:
@@ -209,26 +203,18 @@ def _common_key(gpu: GpuTarget) -> bytes:
     return digest.digest()
 
 
-def _cache_path(spec: KernelSpec, common: bytes) -> Path:
+def _cache_key(spec: KernelSpec, common: bytes) -> str:
     compiler = ""
     if spec.source is not None and spec.source.in_cuda:
         cuda = find_compiler()
         compiler = cuda.version if cuda else "none"
-    key = hashlib.sha256(common + f"{compiler} {spec!r}".encode()).hexdigest()
-    return cache_folder() / key[:2] / f"{key}.kernel"
+    return key_of(common, f"{compiler} {spec!r}")
 
 
-def _read_cache(path: Path) -> Compiled | None:
-    """Return a cached kernel; an unreadable file counts as absent."""
+def _cached(key: str) -> Compiled | None:
+    """Return a cached kernel; one that cannot be read counts as absent."""
+    content = read_entry("kernels", key)
     try:
-        return _CACHED.decode(path.read_bytes())
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+        return None if content is None else _CACHED.decode(content)
+    except (UnicodeDecodeError, msgspec.DecodeError):
         return None
-
-
-def _write_cache(path: Path, compiled: Compiled) -> None:
-    """Cache a kernel; where the folder cannot be written, the next build compiles it again."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(msgspec.msgpack.encode(compiled))

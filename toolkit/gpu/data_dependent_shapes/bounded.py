@@ -49,8 +49,8 @@ def _find_region(graph: ir.Graph, sizes: RowSizes, source: Source) -> Region | N
             continue
         region.add(node, sizes, source.dim, entries)
     leaves = any(value.is_graph_output() or region.readers(value) for value in region.sized)
-    wanted = region.multiplies or (source.is_padded and region.nodes)
-    return region if wanted and not leaves else None
+    pays = region.multiplies or (source.is_padded and region.nodes)
+    return region if pays and not leaves else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,12 @@ class NewNodes:
         return node.outputs[0]
 
     def take_back(self) -> None:
-        """Remove all nodes that were added, which nothing else reads."""
+        """Remove all nodes and constants that were added, which nothing else reads."""
         self._graph.remove(self._added, safe=True)
         self._added.clear()
+        for value in self._constants.values():
+            del self._graph.initializers[str(value.name)]
+        self._constants.clear()
 
     def take_output(self, value: ir.Value, new: ir.Value) -> None:
         """Let a tensor leave the graph in the place of another, under its name."""

@@ -142,14 +142,14 @@ class _Suppression:
         _describe(rows, ir.DataType.INT64, (bound, 3))
         _describe(count, ir.DataType.INT64, (1,))
         zero = self.maker.constant("zero", np.array([0]))
-        found = self.maker.add("Slice", [rows, zero, count, zero])
+        selected = self.maker.add("Slice", [rows, zero, count, zero])
         old = self.node.outputs[0]
-        _describe(found, ir.DataType.INT64, tuple(old.shape or (None, 3)))
+        _describe(selected, ir.DataType.INT64, tuple(old.shape or (None, 3)))
         changes: list[tuple[ir.Value, ir.Value]] = []
         if scores.chosen is None and self.node.graph is self.model.graph:
-            changes.append((old, found))
+            changes.append((old, selected))
         else:
-            self._follow(old, found, bound, scores.chosen, changes)
+            self._follow(old, selected, bound, scores.chosen, changes)
         for value, new in changes:
             if value.is_graph_output():
                 self.maker.take_output(value, new)
@@ -263,8 +263,14 @@ class _Suppression:
         axis = int(axes[0]) % len(shape)
         key = (ends, shape[axis])
         if key not in self.masks:
-            counting = self.maker.constant("counting", np.arange(shape[axis], dtype=np.int64))
-            self.masks[key] = self.maker.add("Less", [counting, ends])
+            counting = np.arange(shape[axis], dtype=np.int64)
+            from_start = self.maker.constant("from_start", counting)
+            from_end = self.maker.constant("from_end", counting - shape[axis])
+            counts_back = self.maker.add("Less", [ends, self.maker.constant("zero", np.array([0]))])
+            _describe(counts_back, ir.DataType.BOOL, (1,))
+            places = self.maker.add("Where", [counts_back, from_end, from_start])
+            _describe(places, ir.DataType.INT64, (shape[axis],))
+            self.masks[key] = self.maker.add("Less", [places, ends])
             _describe(self.masks[key], ir.DataType.BOOL, (shape[axis],))
         return _Rows(source.value, axis, self.masks[key])
 

@@ -44,7 +44,7 @@ class RowSizes:
     def shape(self, value: ir.Value) -> tuple[int, ...] | None:
         """Return the shape of a tensor, None where it is not known."""
         if value.const_value is not None:
-            return tuple(int(size) for size in value.const_value.shape)  # type: ignore[arg-type]
+            return tuple(value.const_value.shape.numpy())
         return self.known.shapes.get(str(value.name))
 
     def rows(self, value: ir.Value, dim: int) -> "Rows | None":

@@ -301,9 +301,7 @@ def _note(
 
 
 def _fixed_shape(value: ir.Value) -> Shape | None:
-    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
-        return None
-    return tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
+    return None if value.shape is None or value.shape.is_dynamic() else value.shape.numpy()
 
 
 def _sizes_alone(node: ir.Node, known: Known, outputs: Collection[str]) -> bool:

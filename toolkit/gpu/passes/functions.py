@@ -156,6 +156,6 @@ def _rename(body: ir.Graph, node: ir.Node, outside: Collection[str]) -> None:
 def _typed(value: ir.Value) -> onnx.ValueInfoProto:
     if value.is_initializer() and value.const_value is not None:
         tensor = value.const_value
-        shape = [int(size) for size in tensor.shape]  # type: ignore[arg-type]
+        shape = tensor.shape.numpy()
         return helper.make_tensor_value_info(str(value.name), tensor.dtype.value, shape)
     return ir.serde.serialize_value(value)

@@ -122,12 +122,14 @@ def gemm_tiles(
     split: list[Tile] = []
     if split_k and gpu.has_matrix_units and fixed(shape.rows):
         split = [replace(tile, split_k=n) for tile in unsplit for n in _splits(shape, tile, gpu)]
-    kept = ranked(_resident_tiles(shape, gpu)) if resident and gpu.has_matrix_units else []
+    resident_tiles = (
+        ranked(_resident_tiles(shape, gpu)) if resident and gpu.has_matrix_units else []
+    )
     if gpu.exhaustive:
-        return tuple(ranked(unsplit + ranked(split) + kept))
+        return tuple(ranked(unsplit + ranked(split) + resident_tiles))
     count = _MAX_TACTICS if gpu.has_matrix_units else 1
     best = ranked(unsplit + ranked(split)[:_MAX_SPLIT_K_TACTICS])[:count]
-    return tuple(ranked(best + kept[:_MAX_RESIDENT_TACTICS]))
+    return tuple(ranked(best + resident_tiles[:_MAX_RESIDENT_TACTICS]))
 
 
 def _resident_tiles(shape: GemmShape, gpu: GpuTarget) -> list[Tile]:

@@ -169,7 +169,7 @@ class _Inference:
     def add_constant(self, name: str, tensor: ir.TensorProtocol | None) -> None:
         """Note a constant; small ones may be sizes."""
         assert tensor is not None  # a segment's initializers have values
-        self.shapes[name] = tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
+        self.shapes[name] = tuple(tensor.shape.numpy())
         self.types[name] = tensor.dtype.value
         if tensor.size <= _MAX_SIZE_VALUES:
             data = np.asarray(tensor.numpy())

@@ -57,10 +57,20 @@ def _one_by_one_hz(plan: Plan, row: Figures) -> float:
 
 
 def _distance(plan: Plan, row: Figures) -> float:
-    """Return how far the command of a row is from the plan, as the logarithm of a factor."""
-    if plan.search.objective == "throughput" and plan.rate_hz is None:
-        return abs(math.log(_one_by_one_hz(plan, row) / plan.figures[0].frames_per_second))
-    return abs(math.log(row.latency_us / plan.figures[0].latency_us))
+    """Return how far the command of a row is from the plan in the figure that the plan is for.
+
+    The logarithm of a factor. The board that runs one batch after the other is idle for longer.
+    """
+    planned, hz = plan.figures[0], _one_by_one_hz(plan, row)
+    factor = row.latency_us / planned.latency_us
+    if plan.search.objective == "energy":
+        idle = row.idle_mj * row.frames_per_second / hz
+        factor = (row.energy_mj - row.idle_mj + idle) / planned.energy_mj
+    elif plan.search.objective == "gpu-relief":
+        factor = (1 + row.gpu_us) / (1 + planned.gpu_us)  # either may be 0
+    elif plan.search.objective == "throughput" and plan.rate_hz is None:
+        factor = hz / planned.frames_per_second
+    return abs(math.log(factor))
 
 
 def _predicted(plan: Plan, row: Figures) -> str:

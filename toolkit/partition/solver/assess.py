@@ -226,6 +226,8 @@ def crossings_of(
     for flow in network.flows:
         source: Processor = "gpu" if flow.source is None else placed[flow.source]
         away = [target for target in flow.targets if placed[target] != source]
+        if not away and not flow.output:
+            continue
         first: dict[Direction, int] = {}
         for target in away:
             direction = direction_of(source, placed[target])

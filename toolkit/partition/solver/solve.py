@@ -112,7 +112,7 @@ class _Search:
         self.consider(greedy(problem, self._objective))
         if relaxed is not None and self._over(below):
             return
-        if not starts:
+        if not (starts and self._near()):
             self._try_intervals()
         if self._over(below):
             return
@@ -187,8 +187,8 @@ class _Search:
 
     def _solve_and_forbid(self, below: float | None) -> None:
         """Solve, assess and forbid until the bound meets the best value or time is up."""
-        near = self.best is not None and self.best[2] - self.bound <= _NEAR * self.best[2]
-        if near:
+        near = self._near()
+        if near and below is None:
             self._gap = min(self._gap, GAP)
         while self._seconds > 0 and not self._over(below):
             outcome = self._program.program.minimise(
@@ -207,6 +207,9 @@ class _Search:
             if self._settled():
                 return
             self._forbid(placement)
+
+    def _near(self) -> bool:
+        return self.best is not None and self.best[2] - self.bound <= _NEAR * self.best[2]
 
     def _settled(self) -> bool:
         return self._proven(self._gap)

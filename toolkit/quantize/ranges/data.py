@@ -6,6 +6,7 @@ through the preprocessing of the pipeline, so that the ranges are those on the b
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -140,6 +141,8 @@ def _read(path: Path) -> _Image:
 class _Video:
     """Frames of a video, `limit` of them or all, spread evenly over its length."""
 
+    shifts = False
+
     def __init__(
         self,
         path: Path,
@@ -154,13 +157,20 @@ class _Video:
         self._prepare = prepare
         total = _count_frames(path)
         count = min(total, limit or total)
-        self._frames = [number * total // count for number in range(count)]
+        self._frames: Sequence[int] = [number * total // count for number in range(count)]
         self.requested = limit or total
         self.skipped: tuple[Skipped, ...] = ()
         self.names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._frames)
+
+    def part(self, start: int, stop: int) -> "_Video":
+        part = copy(self)
+        part._frames, part.requested = self._frames[start:stop], stop - start
+        whole = f"{self.sha256()} {start} {stop}"  # the file is read once, not for each part
+        part.__dict__["_sha256"] = hashlib.sha256(whole.encode()).hexdigest()
+        return part
 
     def __iter__(self) -> Iterator[Sample]:
         from pipelines.sources.take import read_frames

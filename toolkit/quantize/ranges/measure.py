@@ -28,6 +28,7 @@ from calibration.budget import BudgetResult
 from calibration.calibrate import Checkpoint
 from calibration.channels import ChannelWatch, DeadChannels
 from calibration.dataset import Sample, Skipped
+from calibration.errors import CalibrationError
 from calibration.observer import Histogram
 from calibration.table import Adjustments, CalibrationTable, format_of
 from calibration.threshold import method_named
@@ -42,13 +43,16 @@ from toolkit.quantize.ranges.fit import Fit, Outputs
 from toolkit.quantize.ranges.observe import shared_runner
 from toolkit.quantize.ranges.options import AUTO, RangeOptions, Report, with_model
 from toolkit.quantize.ranges.steps import (
+    NOT_DIVISIBLE,
     ValidationSet,
     choose_all,
+    divide,
     fit_ranges,
     judge_final,
     observe,
     opened,
     refuse_one_pass,
+    refuse_resume,
     refuse_unknown,
 )
 from toolkit.quantize.trials.keep import Kept
@@ -149,11 +153,12 @@ def measure_ranges(
         method_named(options.method)  # fails before hours of running
     refuse_unknown(options.keep_float, graph)
     refuse_one_pass(source, options)
+    refuse_resume(options)
     job = opened(graph, source, model_sha256, options, report)
     checkpoint = None if options.resume is None else Checkpoint(options.resume, model_sha256)
     run = shared_runner(graph, job.tensors)
     watch = ChannelWatch(run)
-    observation = observe(job, watch, checkpoint)
+    observation = observe(job, graph, run, checkpoint, watch=watch, states=options.states)
     judges = ValidationSet(job.data.validation, job.data.held_out)
     data_sha256 = job.data.sha256()
     plain = fit_ranges(job, judges, graph, observation, run)
@@ -197,6 +202,35 @@ def measure_ranges(
         budget=chosen.budget,
         kept=chosen.kept,
     )
+
+
+def observe_shard(
+    graph: ir.Model,
+    source: Source,
+    model_sha256: str,
+    options: RangeOptions,
+    report: Report,
+    *,
+    index: int,
+    count: int,
+) -> bytes:
+    """Observe shard `index` of `count` (from 0), as `RangeOptions.states` takes it.
+
+    Raises TandemError: the data do not fit or cannot be cut.
+    """
+    refuse_unknown(options.keep_float, graph)
+    job = opened(graph, source, model_sha256, options, report)
+    run = shared_runner(graph, job.tensors)
+    sharded = divide(job, graph, run)
+    if sharded is None:
+        raise CalibrationError(NOT_DIVISIBLE)
+    start, stop = sharded.ranges(count)[index]
+    if start == stop:
+        raise CalibrationError(
+            f"{count} shards are more than the {len(sharded.data) - start} samples: take fewer"
+        )
+    report("calibrate", 0.0)
+    return sharded.observe(run, start, stop)
 
 
 def _remarks(

@@ -14,6 +14,7 @@ from toolkit.quantize.preprocess.decide import Stated
 from toolkit.quantize.preprocess.known import Hint, known_preprocessing
 from toolkit.quantize.ranges.first_layer import FirstLayer, first_layer
 from toolkit.quantize.trials.keep import MOST_FLOAT
+from toolkit.workers import Workers
 
 AUTO = "auto"
 
@@ -31,6 +32,8 @@ class RangeOptions:
     `suggested`: what the model's file says of it (`toolkit.quantize.preprocess`).
     `first_layer`: of the imported model; the inputs are compared with it.
     `detector` and its labels let a budget measure mAP50 on the scenes that ship with Tandem.
+    `workers`: who observes the samples in shards (`toolkit.quantize.ranges.shards`), and `states`:
+    files of shards that are observed already; both give the result of one process.
     `resume`: checkpoint file of the observation (see `calibration.calibrate`).
     `equalise` and `correct_biases`: corrections of weights (`toolkit.quantize.corrections`).
     None: "auto" (by measured benefit) if a search runs anyway (method "auto", a budget), else
@@ -58,6 +61,8 @@ class RangeOptions:
     most_float: float = MOST_FLOAT
     keep_float: frozenset[str] = frozenset()
     on_gpu: bool = False
+    workers: Workers | None = field(default=None, repr=False)
+    states: tuple[Path, ...] = ()
 
     @property
     def search(self) -> bool:

@@ -1,17 +1,28 @@
 """Which samples make ranges, and which judge them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.dataset import Dataset, Sample, Skipped
+from calibration.dataset import Dataset, Divisible, Sample, Skipped
 
 MIN_SAMPLES = 6
 """Samples needed to halve them; a half of fewer is not representative."""
 MAX_VALIDATION = 8  # of each half: every trial runs all of them
 MAX_REPORTED = 8  # if they are only reported and choose nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first samples of `data`, up to `stop`: those to observe, and those not readable."""
+
+    data: Divisible
+    observed: Sequence[Sample]
+    skipped: tuple[Skipped, ...]
+    stop: int
 
 
 class Split:
@@ -71,11 +82,36 @@ class Split:
     def __iter__(self) -> Iterator[Sample]:
         self._validation.clear()
         for number, sample in enumerate(self._data):
-            held_out = self._is_held_out(number)
-            if held_out or self._is_watched(number):
-                self._validation[number] = _copy(sample)
-            if not held_out:
+            if self._observes(number, sample):
                 yield sample
+
+    def read_head(self) -> "Head | None":
+        """Read the samples that validate and those between them, a pass of its own.
+
+        None: they are all that there are, or the rest cannot be read without them.
+        """
+        data = self._data
+        if not self.unseen or not isinstance(data, Divisible):
+            return None
+        self._validation.clear()
+        observed, skipped, stop, number = list[Sample](), list[Skipped](), 0, 0
+        while number < 2 * self._max:
+            part = data.part(stop, min(stop + 2 * self._max - number, len(data)))
+            for sample in part:
+                if self._observes(number, sample):
+                    observed.append(_copy(sample))
+                number += 1
+            stop, skipped = stop + len(part), skipped + list(part.skipped)
+            if stop == len(data) or (skipped and data.shifts):
+                return None
+        return Head(data, observed, tuple(skipped), stop)
+
+    def _observes(self, number: int, sample: Sample) -> bool:
+        """Keep a sample if it validates; True if the first pass observes it."""
+        held_out = self._is_held_out(number)
+        if held_out or self._is_watched(number):
+            self._validation[number] = _copy(sample)
+        return not held_out
 
     def _is_held_out(self, number: int) -> bool:
         if self.unseen:

@@ -14,7 +14,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from calibration.budget import BudgetResult
-from calibration.calibrate import Checkpoint, Observation, Run
+from calibration.calibrate import Checkpoint, Observation
+from calibration.channels import ChannelWatch, Run
 from calibration.dataset import Sample, memory_dataset
 from calibration.errors import CalibrationError
 from calibration.state import read_state
@@ -49,6 +50,15 @@ from toolkit.quantize.ranges.fit import (
 )
 from toolkit.quantize.ranges.observe import observe_run, shared_runner
 from toolkit.quantize.ranges.options import AUTO, RangeOptions, Report
+from toolkit.quantize.ranges.shards import (
+    ShardedPass,
+    merged,
+    observe_head,
+    shard_count,
+    sharded_pass,
+    shards_of_files,
+    shards_of_workers,
+)
 from toolkit.quantize.ranges.split import MAX_VALIDATION, MIN_SAMPLES, Split
 from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_budget
 from toolkit.quantize.trials.effort import affordable_samples
@@ -56,6 +66,10 @@ from toolkit.quantize.trials.keep import Kept, keep_best
 
 WORSE = "minmax without it loses less at the outputs"
 FURTHER = "the outputs would be further from their targets"
+NOT_DIVISIBLE = (
+    "the data cannot be observed in shards: they are fewer than those that validate, no folder or "
+    "file, or an unreadable picture moves the others into other batches; calibrate in one process"
+)
 _NO_ROWS: Rows = MappingProxyType({})
 
 
@@ -172,9 +186,56 @@ def _further(fitted: Fit, before: FinalFit, for_targets: Kept | None, after: Fin
     return FURTHER if share_after > max(share_before, 1.0) else ""
 
 
-def observe(job: Job, run: Run, checkpoint: Checkpoint | None) -> Observation:
-    """Step 1."""
-    return observe_run(run, job.data, job.tensors, _share(job.report, "calibrate"), checkpoint)
+def observe(
+    job: Job,
+    graph: ir.Model,
+    run: Run,
+    checkpoint: Checkpoint | None,
+    *,
+    watch: ChannelWatch | None = None,
+    states: Sequence[Path] = (),
+) -> Observation:
+    """Step 1, with `run` of `graph`; `watch` sees its results. `states`: of shards, as files."""
+    if (states or job.options.workers is not None) and checkpoint is None:
+        observation = _in_shards(job, graph, run, watch, states)
+        if observation is not None:
+            return observation
+        if states:
+            raise CalibrationError(NOT_DIVISIBLE)
+    on_progress = _share(job.report, "calibrate")
+    return observe_run(watch or run, job.data, job.tensors, on_progress, checkpoint)
+
+
+def divide(job: Job, graph: ir.Model, run: Run) -> ShardedPass | None:
+    """Return the pass over the data in shards, None if they cannot be cut."""
+    head = job.data.read_head()
+    if head is None or not isinstance(job.source, str | Path):
+        return None
+    config = None if job.preprocessing is None else job.preprocessing.config
+    return sharded_pass(
+        graph, job.tensors, head, run,
+        path=Path(job.source), preprocess=config, samples=job.options.samples,
+    )  # fmt: skip
+
+
+def _in_shards(
+    job: Job, graph: ir.Model, run: Run, watch: ChannelWatch | None, states: Sequence[Path]
+) -> Observation | None:
+    sharded = divide(job, graph, run)
+    if sharded is None:
+        return None
+    on_progress, own = _share(job.report, "calibrate"), ChannelWatch(run)
+    head = observe_head(own, sharded, on_progress)
+    if states:
+        shards = iter(shards_of_files(sharded, states))
+    else:
+        assert job.options.workers is not None
+        count = shard_count(graph, len(sharded.data) - sharded.head.stop)
+        shards = shards_of_workers(sharded, count, job.options.workers, on_progress)
+    observation = merged(head, sharded, own, shards)
+    if watch is not None and observation is not None:
+        watch.merge(own.alive, own.samples)
+    return observation
 
 
 def fit_ranges(
@@ -230,7 +291,7 @@ def _equalise(
     def refit(changed: ir.Model, rows: Rows) -> Fit:
         checkpoint = _checkpoint_of(job.options.resume, job.model_sha256, rows)
         run = shared_runner(changed, job.tensors)
-        observation = observe(job, run, checkpoint)
+        observation = observe(job, changed, run, checkpoint)
         return fit_ranges(job, judges, changed, observation, run, exact=plain.noise.exact)
 
     return try_equalisation(plain, job.data, refit, switch)
@@ -300,6 +361,15 @@ def refuse_one_pass(source: Source, options: RangeOptions) -> None:
         raise CalibrationError(
             "equalisation and bias correction read the samples again, but an iterator gives them "
             "once: give a list, or an object that makes a new iterator each time"
+        )
+
+
+def refuse_resume(options: RangeOptions) -> None:
+    """Refuse a checkpoint of one process beside shards."""
+    if options.resume is not None and (options.workers is not None or options.states):
+        raise CalibrationError(
+            f"{options.resume} is the checkpoint of one process: leave out `--resume`, as shards "
+            "that workers have finished are in the cache"
         )
 
 

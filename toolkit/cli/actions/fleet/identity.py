@@ -1,6 +1,7 @@
 """Issue, expect, list and revoke the certificates of devices."""
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -8,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from device.protocol.mqtt import LinkSettings
 from toolkit.cli.commands.fleet import Expect, Issue, ListDevices, Revoke
 from toolkit.fleet.authority import SERVER, Authority
 from toolkit.fleet.brokers.software import SOFTWARE, why_connected
@@ -18,11 +20,13 @@ from toolkit.fleet.trust import certificates
 
 def issue(options: Issue) -> None:
     """Make key and certificate of a device here. Raises TandemError."""
-    issued = certificates.issue_device(_authority(options.folder), options.device, options.output)
+    authority, device = _authority(options.folder), options.device
+    readmitted = _readmit(options.folder, (device,))
+    issued = certificates.issue_device(authority, device, options.output, readmitted)
     until = f"{issued.not_after:%Y-%m-%d}"
-    row = {"device": options.device, "serial": str(issued.serial), "not_after": issued.not_after}
-    text = f"{options.device} has a certificate until {until}: copy {options.output} to it"
-    _admit(options.folder, msgspec.json.encode(row) if options.as_json else text)
+    row = {"device": device, "serial": str(issued.serial), "not_after": issued.not_after}
+    text = f"{device} has a certificate until {until}: copy {options.output} to it"
+    _admit(options.folder, msgspec.json.encode(row) if options.as_json else text, readmitted)
 
 
 def expect(options: Expect) -> None:
@@ -32,21 +36,39 @@ def expect(options: Expect) -> None:
     names = [*options.devices, *filter(None, lines)]
     if not names:
         raise click.UsageError("no device is named: give ids, or --list FILE")
-    certificates.expect(_authority(options.folder), names)
+    readmitted = _readmit(options.folder, names)
+    certificates.expect(_authority(options.folder), names, readmitted)
     text = f"{len(names)} devices may enrol themselves, once each"
-    _admit(options.folder, msgspec.json.encode({"expected": names}) if options.as_json else text)
+    said = msgspec.json.encode({"expected": names}) if options.as_json else text
+    _admit(options.folder, said, readmitted)
 
 
 def _authority(folder: Path) -> Authority:
     return Authority(folder / "identity")
 
 
-def _admit(folder: Path, text: str | bytes) -> None:
-    """Make new devices known to a broker that keeps accounts; print `text`, JSON in bytes, and what
-    is left to be done."""
+def _readmit(folder: Path, names: Sequence[str]) -> Sequence[str]:
+    """End what revoked ones of some devices have open; return them. Raises TandemError."""
+    authority = _authority(folder)
+    if revoked := certificates.revoked_among(authority, names):
+        certificates.readmit(
+            authority, revoked, broker_files(folder), _as_server(folder, "readmit")
+        )
+    return revoked
+
+
+def _as_server(folder: Path, what: str) -> LinkSettings:
+    name = f"tandem-{what}-{secrets.token_hex(4)}"
+    return load_fleet(folder).link_settings(name, (), SERVER)
+
+
+def _admit(folder: Path, text: str | bytes, readmitted: Sequence[str]) -> None:
+    """Make new devices known to a broker that keeps accounts, or that denies their ids; print
+    `text`, JSON in bytes, and what is left to be done."""
     broker = broker_files(folder)
     software = SOFTWARE[broker.software]
-    is_told = not software.keeps_accounts or certificates.update_broker(_authority(folder), broker)
+    is_known = not (software.keeps_accounts or readmitted)
+    is_told = is_known or certificates.update_broker(_authority(folder), broker)
     click.echo(text)
     if not is_told:
         click.echo(software.tell.format(folder=broker.folder), err=isinstance(text, bytes))
@@ -56,7 +78,7 @@ def revoke(options: Revoke) -> None:
     """Shut a device out of the broker, and end its connections. Raises TandemError."""
     folder, device = options.folder, options.device
     broker = broker_files(folder)
-    settings = load_fleet(folder).link_settings(f"tandem-revoke-{secrets.token_hex(4)}", (), SERVER)
+    settings = _as_server(folder, "revoke")
     result = certificates.revoke_device(_authority(folder), device, broker)
     why = why_connected(broker, settings, device, told=result.broker_told)
     if options.as_json:

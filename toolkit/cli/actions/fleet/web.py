@@ -30,4 +30,5 @@ def web(options: Web) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # the server raises again what has stopped it
         signal.signal(number, lambda _number, _frame: None)
     click.echo(f"serves {fleet.file.name} at {scheme}://{host}:{port}/")
-    serve_site(fleet, Listen(host, port, options.certificate, options.key), proxy)
+    listen = Listen(host, port, options.certificate, options.key)
+    serve_site(fleet, listen, proxy, options.otlp)

@@ -8,11 +8,15 @@ from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import unknown_device
 from toolkit.fleet.server.times import age_text, utc
 from toolkit.fleet.server.views import DeviceView, device_view
+from toolkit.fleet.store.accounts import Account
 from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.devices import load_decommissioned
+from toolkit.fleet.trust.publish import is_signed
 from toolkit.fleet.web.access import RefusedError
 from toolkit.fleet.web.frame import View, csrf_slot, field, link, part
 from toolkit.fleet.web.pages.answer import buttons
 from toolkit.fleet.web.pages.devices import (
+    labels_text,
     problems_text,
     rollout_link,
     running_text,
@@ -24,12 +28,12 @@ from toolkit.html.markup import Html, facts, heading, join, markup, paragraph
 MAX_HISTORY = 100
 
 
-def draw_device(database: Database, _fleet: Fleet, visit: Visit) -> View:
-    """Return one device. Raises RefusedError: it is not known."""
+def draw_device(database: Database, fleet: Fleet, visit: Visit) -> View:
+    """Return one device. Raises RefusedError: it is not known, and has not left the fleet."""
     device = visit.params["device"]
     view = device_view(database, device)
     if view is None:
-        raise RefusedError(404, unknown_device(database, device))
+        return _draw_gone(database, fleet, device, visit.account)
     problems = problems_text(view)
     live = [
         Html(f"<p>{state_badge(view.state)} heard {age_text(view.age_s)}</p>"),
@@ -43,8 +47,56 @@ def draw_device(database: Database, _fleet: Fleet, visit: Visit) -> View:
     ]  # fmt: skip
     below = Html("")
     if visit.account.may("operator"):
-        below = join([buttons(device), _labels_form(view)])
+        leave = Html(
+            f'<p><a class=button href="/devices/{part(device)}/decommission">Take it out of the '
+            "fleet...</a></p>"
+        )
+        below = join([buttons(device), _labels_form(view), leave])
     return View(device, join(live), below=below)
+
+
+def _draw_gone(database: Database, fleet: Fleet, device: str, account: Account) -> View:
+    """Return a device that has left the fleet, and how it comes back."""
+    if device not in load_decommissioned(database):
+        raise RefusedError(404, unknown_device(database, device))
+    notice = paragraph("It has left the fleet. It is back once it connects again.", "notice waits")
+    parts: list[Html] = []
+    if is_signed(fleet.folder) and account.may("approver"):
+        parts.append(Html(
+            f'<form method=post action="/devices/{part(device)}/enrol" class=card>'
+            f"<h2>A new board under this id</h2>{csrf_slot()}<p>It may ask the fleet for a "
+            "certificate once, by <code>tandem-agent enrol</code>.</p>"
+            "<p class=buttons><button>Let a board enrol</button></p></form>"
+        ))  # fmt: skip
+    live = join([notice, heading("History"), _history(database, device)])
+    return View(device, live, below=join(parts))
+
+
+def draw_decommission(database: Database, _fleet: Fleet, visit: Visit) -> View:
+    """Return what it means that a device leaves, and the form that does it."""
+    device = visit.params["device"]
+    view = device_view(database, device)
+    if view is None:
+        raise RefusedError(404, unknown_device(database, device))
+    rollout = join([rollout_link(view), ", which goes on without it"]) if view.rollout else "none"
+    about = {
+        "State": join([state_badge(view.state), f" heard {age_text(view.age_s)}"]),
+        "Runs": f"{running_text(view)}, and goes on with it",
+        "Rollout": rollout,
+        "Labels": f"{labels_text(view.labels) or 'none'}; the operators' are lost",
+    }
+    parts = [facts(about)]
+    if view.state in ("online", "late"):
+        parts.append(paragraph(
+            "It is connected: it comes back as soon as it reports again. Stop it before, or shut "
+            f"it out for good by `tandem fleet identity revoke {device}`.", "notice waits",
+        ))  # fmt: skip
+    parts.append(Html(
+        f'<form method=post action="/devices/{part(device)}/decommission" class=card>'
+        f"{csrf_slot()}{field(f'Type {device} to take it out of the fleet', 'typed')}"
+        "<p class=buttons><button class=dangerous>Take it out of the fleet</button></p></form>"
+    ))  # fmt: skip
+    return View(f"{device} leaves the fleet", Html(""), above=join(parts))
 
 
 def _now(view: DeviceView) -> Iterator[tuple[str, str]]:

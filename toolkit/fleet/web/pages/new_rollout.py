@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from device.errors import TandemError
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.server.operations import Plan, make_plan
@@ -20,13 +21,20 @@ TYPED_ABOVE = 20  # devices; the number of a larger rollout is typed in before i
 
 # Field -> its label and hint; each is written as the option of the command line is.
 TEXTS: Mapping[str, tuple[str, str]] = {
-    "groups": ("Groups, in this order", "NAME, KEY=VALUE, N% or rest, with commas: canary,5%,rest"),
-    "gates": ("Gates", "each group has to measure: p95_latency_ms<30, errors<1%"),
-    "requires": ("Devices must be", "jetpack>=6, dla_cores>=1, label.site=lab"),
-    "success": ("Share of a group that must be live", "90%"),
+    "groups": (
+        "Groups, one after the other",
+        "rest: all at once. canary,5%,rest: those labelled group=canary, then 5 %, then the "
+        "others. Also KEY=VALUE and @QUERY",
+    ),
+    "soak": ("Wait after each group", "30m, 2h; 0s: go on as soon as the group has passed"),
+    "requires": (
+        "Devices must be",
+        "jetpack>=6, dla_cores>=1, label.site=lab; empty: all that fit",
+    ),
+    "gates": ("Devices must measure", "p95_latency_ms<30, errors<1%; empty: nothing"),
+    "success": ("Live of a group", "this share must be before the next begins"),
     "max_failures": ("Most failures", "10% of each group, or 3 devices in all"),
     "rate": ("Rate", "100/min; empty: by the size of the bundle"),
-    "soak": ("Wait between groups", "30m; each group has to hold for so long"),
     "start_at": ("Begin at", "2026-12-24T22:00; empty: now"),
     "window": ("Maintenance window", "02:00-04:00 in the devices' local time; empty: always"),
 }
@@ -38,17 +46,24 @@ ON_FAILURE = (("pause", "pause"), ("rollback", "roll back"))
 
 
 def draw_new_rollout(database: Database, fleet: Fleet, visit: Visit) -> View:
-    """Return the form, and below it the plan of what stands in it. Raises RolloutError."""
-    bundles = list_stored(fleet.folder)
-    if not bundles:
+    """Return the form, and below it the plan of what stands in it, or why there is none."""
+    stored = list_stored(fleet.folder)
+    parts = [
+        paragraph(f"This bundle cannot be rolled out: {text}", "notice bad")
+        for text in stored.unreadable
+    ]
+    if not stored.bundles:
         text = "No bundle is published yet: `tandem fleet publish BUNDLE` does it."
-        return View("New rollout", Html(""), above=paragraph(text))
-    parts = [_form(bundles, visit)]
+        return View("New rollout", Html(""), above=join([*parts, paragraph(text)]))
+    parts.append(_form(stored.bundles, visit))
     if sha256 := visit.text("bundle"):
-        request = request_of(visit.query)
-        bundle = find_stored(fleet.folder, sha256)
-        plan = make_plan(database, spec_of(database, request, bundle.path))
-        parts += [heading("Plan"), _plan(plan), _start(visit, sha256, plan)]
+        try:
+            request = request_of(visit.query)
+            bundle = find_stored(fleet.folder, sha256)
+            plan = make_plan(database, spec_of(database, request, bundle.path))
+            parts += [heading("Plan"), _plan(plan), _start(visit, sha256, plan)]
+        except TandemError as error:  # what was written stays in the form
+            parts.append(Html(f'<p role=alert class="notice bad">{markup(str(error))}</p>'))
     return View("New rollout", Html(""), above=join(parts))
 
 
@@ -72,16 +87,22 @@ def _form(bundles: tuple[StoredBundle, ...], visit: Visit) -> Html:
         (one.sha256, f"{one.name} {one.version} for {one.profile}, {one.bytes / 1e6:.1f} MB")
         for one in bundles
     ]
-    fields = [choice("Bundle", "bundle", options, visit.text("bundle"))]
-    fields += [
-        field(label, name, visit.query.get(name, str(defaults[name])), hint=hint)
-        for name, (label, hint) in TEXTS.items()
-    ]
-    fields.append(choice("If too many fail", "on_failure", ON_FAILURE, visit.text("on_failure")))
-    fields += [tick(text, name, ticked=visit.text(name) == "yes") for name, text in TICKS.items()]
+    written = {name: visit.query.get(name, str(defaults[name])) for name in TEXTS}
+    texts = {
+        name: field(label, name, written[name], hint=hint) for name, (label, hint) in TEXTS.items()
+    }
+    ticks = {
+        name: tick(text, name, ticked=visit.text(name) == "yes") for name, text in TICKS.items()
+    }
+    first = [choice("Bundle", "bundle", options, visit.text("bundle"))]
+    first += [texts.pop("groups"), texts.pop("soak"), ticks.pop("approval")]
+    failure = choice("If too many fail", "on_failure", ON_FAILURE, visit.text("on_failure"))
+    more = [*texts.values(), failure, *ticks.values()]
+    is_open = " open" if any(written[name] != str(defaults[name]) for name in texts) else ""
     return Html(
-        f"<form method=get action=/rollouts/new class=card><div class=fields>{join(fields)}</div>"
-        "<p class=buttons><button class=primary>Plan</button></p></form>"
+        f"<form method=get action=/rollouts/new class=card><div class=fields>{join(first)}</div>"
+        f"<details{is_open}><summary>More settings</summary><div class=fields>{join(more)}</div>"
+        "</details><p class=buttons><button class=primary>Plan</button></p></form>"
     )
 
 

@@ -19,7 +19,7 @@ from toolkit.fleet.store.devices import load_ear
 from toolkit.fleet.store.presence import PresenceSample, load_samples
 from toolkit.fleet.web.frame import View, link, part
 from toolkit.fleet.web.pages.devices import STATE_KINDS, problems_text, state_badge
-from toolkit.fleet.web.pages.rollouts import draw_progress, server_notice
+from toolkit.fleet.web.pages.rollouts import draw_progress, new_rollout_link, server_notice
 from toolkit.fleet.web.visit import Visit
 from toolkit.html.markup import Html, Number, heading, join, markup, paragraph, table
 
@@ -45,8 +45,10 @@ def draw_overview(database: Database, fleet: Fleet, visit: Visit) -> View:
     counts, rollouts = fleet_counts(database, ear), open_rollouts(database)
     parts = [server_notice(database), _presence(counts)]
     parts.append(_day(load_samples(database, database.now_s() - DAY_S)))
-    parts += _outages(read_outages(database))
+    parts += _outages(read_outages(database), ear.until_s)
     parts.append(heading("Rollouts under way"))
+    if visit.account.may("operator"):
+        parts.append(new_rollout_link())
     parts += [draw_progress(view, visit.account) for view in reversed(rollouts)]
     if not rollouts:
         parts.append(Html("<p class=muted>None. <a href=/rollouts>All rollouts</a></p>"))
@@ -86,20 +88,20 @@ def _day(rows: Sequence[PresenceSample]) -> Html:
     )
 
 
-def _outages(outages: Sequence[Outage]) -> list[Html]:
+def _outages(outages: Sequence[Outage], now_s: float) -> list[Html]:
     """Return the first outages, and how many more there are."""
-    parts = [_outage(outage) for outage in outages[:MAX_OUTAGES]]
+    parts = [_outage(outage, now_s) for outage in outages[:MAX_OUTAGES]]
     if len(outages) > MAX_OUTAGES:
         more = link(f"and {len(outages) - MAX_OUTAGES} more", "/devices", {"state": "silent"})
         parts.append(Html(f"<p>{more}</p>"))
     return parts
 
 
-def _outage(outage: Outage) -> Html:
+def _outage(outage: Outage, now_s: float) -> Html:
     place = f" of {outage.place}" if outage.place else ""
     first = ", ".join(outage.devices[:3]) + (", ..." if len(outage.devices) > 3 else "")
     text = f"{len(outage.devices)} of {outage.of} devices{place} are silent: {first}; "
-    return paragraph(f"{text}last heard {utc(outage.since_s)}", "notice bad")
+    return paragraph(f"{text}last heard {age_text(now_s - outage.since_s)}", "notice bad")
 
 
 def _problems(database: Database, counts: FleetCounts) -> Html:

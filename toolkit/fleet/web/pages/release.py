@@ -50,16 +50,36 @@ def draw_release(database: Database, _fleet: Fleet, visit: Visit) -> View:
     about = {"Profile": spec.profile, "SHA-256": sha256, "Size": f"{spec.blob.bytes / 1e6:.1f} MB"}
     query = {"release": spec.name, "version": spec.version}
     parts = [facts(about), Html(f"<p>{link('Devices that run it', '/devices', query)}</p>")]
-    try:
-        parts += [_engine(rows) for rows in engine_rows(path, sha256)]
-    except TandemError as error:
-        parts.append(paragraph(f"What runs where is not known here: {error}", "muted"))
+    rows = _engine_rows(path, _identity(path))
+    if isinstance(rows, str):
+        parts.append(paragraph(f"What runs where is not known here: {rows}", "muted"))
+    else:
+        parts += map(_engine, rows)
     return View(f"{spec.name} {spec.version}", join(parts))
 
 
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return what differs where a file is another one, or none."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return ()
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
 @lru_cache(64)
-def engine_rows(path: Path, _sha256: str) -> tuple[EngineRows, ...]:
-    """Return what runs where in each engine of a bundle; what has the SHA-256 never changes."""
+def _engine_rows(path: Path, _identity: tuple[int, ...]) -> tuple[EngineRows, ...] | str:
+    """Return what runs where in each engine of a bundle, or why that cannot be read. A bundle is
+    unpacked for it, so either is kept while the file stays as it is."""
+    if not _identity:
+        return f"{path} is gone"
+    try:
+        return _read_engine_rows(path)
+    except (TandemError, OSError) as error:
+        return str(error)
+
+
+def _read_engine_rows(path: Path) -> tuple[EngineRows, ...]:
     with unpacked(path) as bundle:
         return tuple(
             EngineRows(

@@ -1,5 +1,6 @@
 """All rollouts, and one of them with its groups, failures and buttons."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from toolkit.errors import RolloutError
@@ -12,7 +13,7 @@ from toolkit.fleet.store import lease
 from toolkit.fleet.store.accounts import Account, Role
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.web.access import RefusedError
-from toolkit.fleet.web.frame import View, link, order_button, part
+from toolkit.fleet.web.frame import View, csrf_slot, hidden, link, order_button, part
 from toolkit.fleet.web.visit import Visit, badge
 from toolkit.html.markup import Html, Number, facts, heading, join, markup, paragraph, table
 
@@ -50,7 +51,7 @@ def draw_rollouts(database: Database, _fleet: Fleet, visit: Visit) -> View:
     rows = rollout_page(database, before=visit.number("before"), limit=PAGE_ROWS)
     parts = [server_notice(database)]
     if visit.account.may("operator"):
-        parts.append(Html('<p><a class=button href="/rollouts/new">New rollout</a></p>'))
+        parts.append(new_rollout_link())
     if rows:
         parts.append(table("Rollouts, the newest first", COLUMNS, map(_row, rows), sortable=False))
     else:
@@ -59,6 +60,11 @@ def draw_rollouts(database: Database, _fleet: Fleet, visit: Visit) -> View:
         older = link("Older", "/rollouts", {"before": str(rows[-1].number)})
         parts.append(Html(f"<p>{older}</p>"))
     return View("Rollouts", join(parts))
+
+
+def new_rollout_link() -> Html:
+    """Return the button that leads to the form of a rollout."""
+    return Html('<p><a class=button href="/rollouts/new">New rollout</a></p>')
 
 
 COLUMNS = ("Rollout", "Release", "Profile", "Status", "Live", "Of", "Begun")
@@ -107,13 +113,64 @@ def draw_progress(view: RolloutView, account: Account) -> Html:
         received, total = view.received_bytes / 1e6, view.total_bytes / 1e6
         parts.append(paragraph(f"{received:.1f} of {total:.1f} MB downloaded", "muted"))
     buttons = [
-        order_button(text, word, view.number, dangerous=dangerous)
+        _planned_order(text, word, view.number)
+        if dangerous
+        else order_button(text, word, view.number)
         for word, (text, role, dangerous) in BUTTONS.items()
         if accepts(view.status, word) and account.may(role)
     ]
     if buttons:
         parts.append(Html(f"<p class=buttons>{''.join(buttons)}</p>"))
     return Html(f"<article class=card>{join(parts)}</article>")
+
+
+def _planned_order(text: str, word: str, number: int) -> Html:
+    """Return the button that leads to the plan of an order that takes something back."""
+    return Html(
+        f'<a class="button dangerous" href="/rollouts/{number}/{word}"'
+        f' aria-label="{text} rollout {number}">{text}...</a>'
+    )
+
+
+def draw_order(database: Database, _fleet: Fleet, visit: Visit) -> View:
+    """Return what an order would take back, and the button that gives it. Raises RefusedError,
+    RolloutError: there is no such order, or it means nothing now."""
+    number, word = visit.number("number", least=1), visit.params["order"]
+    find_spec(database, number)
+    (view,) = rollout_views(database, [number])
+    if word not in PLANNED or not accepts(view.status, word):
+        raise RolloutError(f"rollout {number} is {STATUS_WORDS[view.status]}: it takes no {word!r}")
+    phases = Counter[str]()
+    for group in view.groups:
+        phases.update(group.phases)
+    has = sum(phases[phase] for phase in ("live", "silent", "sent", "failed", "timed_out"))
+    text, then, note = PLANNED[word]
+    about = {
+        "Rollout": join([f"{number}: {view.name} {view.version} ", status_badge(view)]),
+        then: f"{has:,} devices",
+        "Do not get the release": f"{phases['pending']:,} devices",
+    }
+    form = Html(
+        f"<form method=post action=/orders class=card>{csrf_slot()}"
+        f"{hidden('order', f'{word}:{number}')}{hidden('back', f'/rollouts/{number}')}"
+        f"<p class=buttons><button class=dangerous>{text} rollout {number}</button>"
+        f'<a class=button href="/rollouts/{number}">Leave it as it is</a></p></form>'
+    )
+    return View(
+        f"{text} rollout {number}?", Html(""), above=join([facts(about), paragraph(note), form])
+    )
+
+
+# Order that is planned first -> the text of its button, what becomes of devices that have the
+# release or are getting it, and what else is to be known.
+PLANNED: Mapping[str, tuple[str, str, str]] = {
+    "abort": ("End", "Keep what they have", "It cannot be resumed; it can still be rolled back."),
+    "rollback": (
+        "Roll back",
+        "Go back to what they ran before",
+        "Those that ran no release of this fleet before stay as they are.",
+    ),
+}
 
 
 def status_badge(view: RolloutView) -> Html:

@@ -1,0 +1,284 @@
+"""Results for robots: messages of ROS 2 over Zenoh or DDS. docs/ros2.md has the topics.
+
+A thread of its own makes and sends messages, so that the loop never waits for a network.
+"""
+
+import ctypes
+import logging
+import re
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from device.board_files import hottest_c
+from device.errors import PipelineError
+from device.protocol.messages import Stats
+from pipelines.rate import RateLimit
+from pipelines.ros2 import messages as kinds
+from pipelines.ros2.cdr import Message, encode
+from pipelines.ros2.wire import Node, Publisher, open_wire
+from pipelines.sink_config import Ros2Qos, Ros2Sink, Ros2Topic
+from pipelines.sinks import ros2_messages as convert
+from pipelines.sinks.draw_result import draw_result
+from pipelines.sinks.result import FrameResult, SinkContext
+from pipelines.sinks.ros2_camera_info import Calibration, read_calibration
+from pipelines.sinks.ros2_parameters import PACKAGE, Parameters
+from pipelines.vision import cv2
+
+QUEUED = 4  # frames; with a slow network the oldest are dropped
+CLOSE_S = 1.0
+JPEG_QUALITY = 80
+TIME_ERROR = 5  # adjtimex: the clock is not synchronised
+SIZE_OF_TIMEX = 208  # bytes, on 64-bit Linux
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Camera:
+    """What is known of one camera, and the topics that it publishes on."""
+
+    frame_id: str
+    calibration: Calibration | None
+    names: Sequence[str]  # of the models; empty: the sink does not say
+    publishers: Mapping[str, Publisher]
+
+    def names_in(self, result: FrameResult) -> Sequence[str]:
+        """Return the models whose objects are told."""
+        return self.names or (result.roles.followed,)
+
+
+Make = Callable[[Camera, FrameResult], Message | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic of each camera: its name, type, what makes a message, and its profile where that is
+    not the sink's."""
+
+    name: str
+    kind: str
+    make: Make
+    qos: Ros2Qos | None = None
+
+
+def _header(camera: Camera, result: FrameResult) -> Message:
+    return convert.header_of(result, camera.frame_id)
+
+
+def _detections_2d(camera: Camera, result: FrameResult) -> Message:
+    return convert.detections_2d(result, camera.names_in(result), camera.frame_id)
+
+
+def _detections_3d(camera: Camera, result: FrameResult) -> Message | None:
+    if camera.calibration is None:
+        return None
+    pinhole = camera.calibration.pinhole
+    return convert.detections_3d(result, camera.names_in(result), pinhole, camera.frame_id)
+
+
+def _annotations(camera: Camera, result: FrameResult) -> Message:
+    return convert.annotations(result, camera.names_in(result))
+
+
+def _overlay(camera: Camera, result: FrameResult) -> Message | None:
+    picture = draw_result(result, camera.names)
+    done, data = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    return convert.compressed_image(_header(camera, result), data.tobytes()) if done else None
+
+
+def _labels(camera: Camera, result: FrameResult) -> Message | None:
+    model = convert.mask_model(result, camera.names)
+    if model is None:
+        return None
+    image = convert.label_image(result.frame.size, model)
+    return convert.raw_image(_header(camera, result), image)
+
+
+def _label_info(camera: Camera, result: FrameResult) -> Message | None:
+    model = convert.mask_model(result, camera.names)
+    return None if model is None else convert.label_info(_header(camera, result), model.labels)
+
+
+def _camera_info(camera: Camera, result: FrameResult) -> Message | None:
+    calibration = camera.calibration
+    return None if calibration is None else calibration.message(_header(camera, result))
+
+
+# What `topics` names -> the topics of each camera; diagnostics are of the whole pipeline.
+TOPICS: dict[Ros2Topic, tuple[Topic, ...]] = {
+    "detections": (Topic("detections", kinds.DETECTIONS_2D, _detections_2d),),
+    "detections_3d": (Topic("detections_3d", kinds.DETECTIONS_3D, _detections_3d),),
+    "annotations": (Topic("annotations", kinds.ANNOTATIONS, _annotations),),
+    "overlay": (Topic("overlay/compressed", kinds.COMPRESSED_IMAGE, _overlay),),
+    "labels": (
+        Topic("labels", kinds.IMAGE, _labels),
+        Topic("label_info", kinds.LABEL_INFO, _label_info, "transient_local"),
+    ),
+    "diagnostics": (),
+}
+CAMERA_INFO = Topic("camera_info", kinds.CAMERA_INFO, _camera_info)
+
+
+class Ros2Out(AbstractContextManager["Ros2Out"]):
+    """A node that publishes results, at most `max_hz` frames a second of each camera."""
+
+    def __init__(self, config: Ros2Sink, context: SinkContext) -> None:
+        if "detections_3d" in config.topics and not config.camera_info:
+            raise PipelineError(
+                "detections_3d of the ros2 sink needs the camera's calibration: give the file as"
+                " `camera_info`."
+            )
+        cameras = context.cameras
+        calibrations = {
+            camera: read_calibration(_of_camera(config.camera_info, camera))
+            for camera in cameras
+            if config.camera_info
+        }
+        self._config = config
+        self._context = context
+        self._topics = [one for name in config.topics for one in TOPICS[name]]
+        self._topics += [CAMERA_INFO] if config.camera_info else []
+        node = Node(config.node, config.namespace, config.domain, config.distro, config.connect)
+        self._wire = open_wire(config.wire, node)
+        try:
+            self._cameras = {
+                camera: self._open_camera(camera, calibrations.get(camera)) for camera in cameras
+            }
+            self._health = (
+                self._wire.publish("/diagnostics", kinds.DIAGNOSTICS, "reliable")
+                if "diagnostics" in config.topics
+                else None
+            )
+            if config.controls:
+                for name, answer in Parameters(context.controls, cameras).services().items():
+                    service = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+                    self._wire.serve(f"{config.node}/{service}", f"{PACKAGE}/{name}", answer)
+        except BaseException:
+            self._wire.close()
+            raise
+        self._limits = {camera: RateLimit(config.max_hz) for camera in cameras}
+        self._dropped: Counter[str] = Counter()
+        self._ages_ms: dict[str, float] = {}
+        self._runs: dict[str, str] = {}
+        self._pipeline = ""
+        self._queue: deque[FrameResult | Stats] = deque()
+        self._filled = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._send_all, name="ros2-sink", daemon=True)
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """ros2_rate: over max_hz; ros2_queue: the network or this machine is too slow; ros2_error:
+        a message could not be made or sent."""
+        return dict(self._dropped)
+
+    def __enter__(self) -> "Ros2Out":
+        """Begin to send."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Send the queue for a short time, then leave the network."""
+        with self._filled:
+            self._closing = True
+            self._filled.notify()
+        self._thread.join(CLOSE_S)
+        self._wire.close()
+
+    def write(self, result: FrameResult) -> None:
+        """Queue a result for the sender thread."""
+        camera = result.frame.camera
+        self._pipeline = result.event.pipeline
+        self._ages_ms[camera] = result.event.age_ms
+        self._runs.update({run.model: ", ".join(run.processors) for run in result.runs})
+        if self._limits[camera].allows(time.monotonic()):
+            self._append(result)
+        else:
+            self._dropped["ros2_rate"] += 1
+
+    def take_stats(self, stats: Stats) -> None:
+        """Queue the figures of the last second."""
+        if self._health is not None:
+            self._append(stats)
+
+    def _open_camera(self, camera: str, calibration: Calibration | None) -> Camera:
+        prefix = f"{ros_name(camera)}/" if len(self._context.cameras) > 1 else ""
+        publishers = {
+            one.name: self._wire.publish(prefix + one.name, one.kind, one.qos or self._config.qos)
+            for one in self._topics
+        }
+        return Camera(
+            _of_camera(self._config.frame_id, camera),
+            calibration,
+            self._config.models,
+            publishers,
+        )
+
+    def _append(self, one: FrameResult | Stats) -> None:
+        with self._filled:
+            if len(self._queue) == QUEUED:
+                self._queue.popleft()
+                self._dropped["ros2_queue"] += 1
+            self._queue.append(one)
+            self._filled.notify()
+
+    def _send_all(self) -> None:
+        while (one := self._next()) is not None:
+            try:
+                if isinstance(one, FrameResult):
+                    self._send_frame(one)
+                else:
+                    self._send_health(one)
+            except Exception as error:  # noqa: BLE001  (no message may end a pipeline)
+                if not self._dropped["ros2_error"]:
+                    _log.exception("a message of the ros2 sink is dropped: %s", error)
+                self._dropped["ros2_error"] += 1
+
+    def _next(self) -> FrameResult | Stats | None:
+        with self._filled:
+            while not self._queue and not self._closing:
+                self._filled.wait()
+            return self._queue.popleft() if self._queue else None
+
+    def _send_frame(self, result: FrameResult) -> None:
+        camera = self._cameras[result.frame.camera]
+        for topic in self._topics:
+            message = topic.make(camera, result)
+            if message is not None:
+                data = encode(topic.kind, message)
+                camera.publishers[topic.name].put(data, time.time_ns())
+
+    def _send_health(self, stats: Stats) -> None:
+        now_ns = time.time_ns()
+        message = convert.diagnostics(
+            now_ns,
+            self._pipeline,
+            stats,
+            ages_ms=self._ages_ms,
+            runs=self._runs,
+            heat_c=hottest_c(Path("/sys")),
+            clock=clock_text(),
+        )
+        if self._health is not None:
+            self._health.put(encode(kinds.DIAGNOSTICS, message), now_ns)
+
+
+def clock_text() -> str:
+    """Return what the kernel says of the system clock, from which all stamps are."""
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(SIZE_OF_TIMEX))
+    return "not synchronised" if state in (TIME_ERROR, -1) else "synchronised"
+
+
+def ros_name(name: str) -> str:
+    """Return a name of ours as a part of a topic: letters, digits and `_`, no digit first."""
+    text = re.sub(r"\W", "_", name)
+    return f"_{text}" if text[:1].isdigit() else text
+
+
+def _of_camera(text: str, camera: str) -> str:
+    return text.replace("{camera}", camera)

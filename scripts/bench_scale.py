@@ -1,0 +1,271 @@
+"""Measure calibrations on workers that die, and matrices of builds, against plain runs.
+
+    python -m scripts.bench_scale calibrate [--samples 2000] [--workers 4] [--kill 2]
+    python -m scripts.bench_scale builds [--models 3] [--profiles orin-nano-8gb orin-nx-16gb]
+
+calibrate: a random network over random arrays, by one process and by Dask workers (a process each).
+Of these some are killed with SIGKILL in the middle, and one stands still for three quarters of the
+time. Prints whether the tables are the same bytes, the clock against the ideal split (processor
+seconds of the plain run over what the workers had: cores at most, dead ones not counted), and the
+processor seconds of both.
+
+builds: `tandem build` for each engine, then `tandem build-all`, which is killed once in the middle
+and started again, a second run, and whether engines are the same bytes. Each side has a cache of
+its own, which is empty at first, and the plain loop has TANDEM_REBUILD set.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+TANDEM = (sys.executable, "-m", "toolkit.cli")
+SIZE, CHANNELS = 32, 24
+DASK = "distributed.cli.dask_"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the figures as JSON; 1 if results differ."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="what", required=True)
+    one = commands.add_parser("calibrate")
+    one.add_argument("--samples", type=int, default=2000)
+    one.add_argument("--workers", type=int, default=4)
+    one.add_argument("--kill", type=int, default=2)
+    two = commands.add_parser("builds")
+    two.add_argument("--models", type=int, default=3)
+    two.add_argument("--samples", type=int, default=64)
+    two.add_argument("--profiles", nargs="+", default=["orin-nano-8gb", "orin-nx-16gb"])
+    two.add_argument("--precisions", nargs="+", default=["fp16", "int8"])
+    options = parser.parse_args(words)
+    with tempfile.TemporaryDirectory(prefix="tandem-scale-") as name:
+        measure = calibrate if options.what == "calibrate" else builds
+        figures = measure(Path(name), options)
+    print(json.dumps(figures, indent=1))
+    return 0 if figures["same_bytes"] else 1
+
+
+def calibrate(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Measure one calibration by one process, and by workers that die."""
+    write_model(folder / "m.onnx", 0)
+    write_samples(folder / "data", options.samples)
+    words = ["calibrate", "m.onnx", "--data", "data", "--method", "minmax", "--accept-loss"]
+    plain = run(folder, *words, "-o", "plain.json")
+    with dask(folder, options.workers) as (address, workers):
+        hold = threading.Thread(target=stand_still, args=(workers[-1],), daemon=True)
+        hold.start()
+        ends = [
+            threading.Timer(plain[0] / options.workers * (0.4 + 0.3 * number), worker.kill)
+            for number, worker in enumerate(workers[: options.kill])
+        ]
+        for end in ends:
+            end.start()
+        spread = run(folder, *words, "-o", "spread.json", "--workers", address)
+        for end in ends:
+            end.join()
+        killed = sum(worker.poll() is not None for worker in workers)
+        used = sum(map(cpu_of, workers))
+    alive = options.workers - options.kill
+    ideal = plain[1] / min(alive, len(os.sched_getaffinity(0)))
+    return {
+        "samples": options.samples,
+        "same_bytes": same(folder / "plain.json", folder / "spread.json"),
+        "killed": killed,
+        "plain_wall_s": round(plain[0], 1),
+        "plain_cpu_s": round(plain[1], 1),
+        "wall_s": round(spread[0], 1),
+        "ideal_s": round(ideal, 1),
+        "wall_to_ideal": round(spread[0] / ideal, 2),
+        "cpu_s_here_and_of_workers_alive": round(spread[1] + used, 1),
+    }
+
+
+def builds(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Measure a matrix of builds."""
+    names = [f"m{number}" for number in range(options.models)]
+    for number, name in enumerate(names):
+        write_model(folder / f"{name}.onnx", number)
+    write_samples(folder / "data", options.samples)
+    matrix = {
+        "profiles": options.profiles,
+        "precisions": options.precisions,
+        "calibration": ["--method", "minmax", "--accept-loss"],
+        "models": [{"path": f"{name}.onnx", "data": "data"} for name in names],
+    }
+    (folder / "matrix.toml").write_text("".join(f"{k} = {toml(v)}\n" for k, v in matrix.items()))
+    loop, engines = 0.0, []
+    for name in names:
+        for precision in options.precisions:
+            for profile in options.profiles:
+                engine = f"{name}.{profile}.{precision}.engine"
+                words = ["build", f"{name}.onnx", "--profile", profile, "--precision", precision]
+                if precision == "int8":
+                    words += ["--data", "data", "--method", "minmax", "--accept-loss"]
+                loop += run(folder, *words, "-o", engine, cache="loop", rebuild=True)[1]
+                engines.append(engine)
+    first = killed_once(folder)
+    all_of_them = run(folder, "build-all", "matrix.toml", cache="all")[1]
+    second = run(folder, "build-all", "matrix.toml", cache="all")[1]
+    return {
+        "engines": len(engines),
+        "same_bytes": all(same(folder / one, folder / "engines" / one) for one in engines),
+        "loop_cpu_s": round(loop, 1),
+        "build_all_cpu_s": round(first[1] + all_of_them, 1),
+        "ratio": round((first[1] + all_of_them) / loop, 3),
+        "engines_when_killed": first[0],
+        "second_cpu_s": round(second, 2),
+        "second_to_first": round(second / (first[1] + all_of_them), 4),
+    }
+
+
+def killed_once(folder: Path) -> tuple[int, float]:
+    """Kill a run once it has an engine; returns the number of engines, and processor seconds."""
+    began = children_s()
+    engines = folder / "all" / "engines"
+    with subprocess.Popen(
+        [*TANDEM, "build-all", "matrix.toml"], cwd=folder, env=environment(folder, "all"),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        while process.poll() is None and not list(engines.glob("*/*")):
+            time.sleep(0.05)
+        process.kill()
+    time.sleep(1.0)  # its processes end with it
+    return len(list(engines.glob("*/*"))), children_s() - began
+
+
+def run(
+    folder: Path, *words: str, cache: str = "cache", rebuild: bool = False
+) -> tuple[float, float]:
+    """Run a command; returns the seconds of the clock, and of processors."""
+    wall, cpu = time.monotonic(), children_s()
+    env = environment(folder, cache) | ({"TANDEM_REBUILD": "1"} if rebuild else {})
+    done = subprocess.run(
+        [*TANDEM, *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}: {done.stderr}")
+    return time.monotonic() - wall, children_s() - cpu
+
+
+def environment(folder: Path, cache: str) -> dict[str, str]:
+    """The environment of a command with a cache of its own."""
+    root = str(Path(__file__).parents[1])
+    rest = {key: value for key, value in os.environ.items() if key != "TANDEM_REBUILD"}
+    return {**rest, "TANDEM_CACHE": str(folder / cache), "PYTHONPATH": root}
+
+
+def children_s() -> float:
+    """Processor seconds of all children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def cpu_of(process: "subprocess.Popen[bytes]") -> float:
+    """Processor seconds of a running process, 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def dask(folder: Path, count: int) -> Iterator[tuple[str, list["subprocess.Popen[bytes]"]]]:
+    """Yield the address of a scheduler and its workers, processes of one thread each."""
+    words = ["--port", "0", "--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
+    command = [sys.executable, "-m", f"{DASK}scheduler", *words]
+    workers: list[subprocess.Popen[bytes]] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as scheduler:
+        assert scheduler.stderr is not None
+        lines = iter(scheduler.stderr.readline, "")
+        address = next(match[0] for line in lines if (match := re.search(r"tcp://[\d.:]+", line)))
+        threading.Thread(target=lambda: list(lines), daemon=True).start()
+        try:
+            worker = [sys.executable, "-m", f"{DASK}worker", address, "--no-nanny"]
+            workers += [
+                subprocess.Popen(
+                    [*worker, "--nthreads", "1", "--no-dashboard"],
+                    stderr=subprocess.DEVNULL, env=environment(folder, "cache"),
+                )
+                for _ in range(count)
+            ]  # fmt: skip
+            yield address, workers
+        finally:
+            for process in workers:
+                process.kill()
+                process.wait()
+            scheduler.terminate()
+
+
+def stand_still(process: "subprocess.Popen[bytes]") -> None:
+    """Stop a process for three quarters of each 0.4 s until it ends."""
+    while process.poll() is None:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
+
+
+def write_model(path: Path, seed: int) -> None:
+    """Write three convolutions and a classifier with random weights."""
+    rng = np.random.default_rng(seed)
+    c, nodes, weights, last = CHANNELS, [], [], "x"
+    for number, depth in enumerate((3, c, c)):
+        kernel = rng.normal(size=(c, depth, 3, 3)) / np.sqrt(9 * depth)
+        weights.append(onnx.numpy_helper.from_array(kernel.astype(np.float32), f"w{number}"))
+        nodes.append(helper.make_node("Conv", [last, f"w{number}"], [f"c{number}"], pads=[1] * 4))
+        nodes.append(helper.make_node("Relu", [f"c{number}"], [f"r{number}"]))
+        last = f"r{number}"
+    weights.append(
+        onnx.numpy_helper.from_array(rng.normal(size=(c, 10)).astype(np.float32), "head")
+    )
+    nodes.append(helper.make_node("GlobalAveragePool", [last], ["p"]))
+    nodes.append(helper.make_node("Flatten", ["p"], ["f"]))
+    nodes.append(helper.make_node("MatMul", ["f", "head"], ["y"]))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, SIZE, SIZE])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 10])
+    graph = helper.make_graph(nodes, path.stem, [x], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+
+
+def write_samples(folder: Path, count: int, block: int = 500) -> None:
+    """Write random arrays, `block` to a file."""
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for start in range(0, count, block):
+        shape = (min(block, count - start), 3, SIZE, SIZE)
+        np.save(folder / f"{start:06}.npy", rng.normal(size=shape).astype(np.float32))
+
+
+def same(first: Path, second: Path) -> bool:
+    """Whether two files hold the same bytes."""
+    return first.read_bytes() == second.read_bytes()
+
+
+def toml(value: object) -> str:
+    """A value in TOML: texts, lists and tables on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+from device.dla_emulator.arithmetic.library import *

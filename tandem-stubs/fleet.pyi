@@ -1,0 +1,1 @@
+from toolkit.fleet.client import *

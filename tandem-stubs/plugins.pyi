@@ -1,0 +1,1 @@
+from toolkit.plugins import *

@@ -1,0 +1,114 @@
+"""A build that was done before is taken from the cache, and only where nothing has changed."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from model_fixtures import small_convnet
+
+from toolkit.cli.actions import cached_build
+from toolkit.cli.main import tandem as command_line
+
+Build = Callable[..., str]
+
+
+@pytest.fixture
+def build(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Builds m.onnx with samples; returns what is printed, "was built before" if it was."""
+    monkeypatch.delenv("TANDEM_REBUILD")
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    small_convnet(tmp_path / "m.onnx", rng)
+    np.save(tmp_path / "d.npy", rng.normal(size=(8, 3, 32, 32)).astype(np.float32))
+
+    def run(*words: str, data: bool = True) -> str:
+        samples = ["--data", "d.npy", "--method", "minmax"] if data else []
+        words = ("-v", "build", "m.onnx", *samples, "--accept-loss" if data else "-v", *words)
+        done = CliRunner().invoke(command_line, words)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return run
+
+
+def test_a_second_build_is_the_first_one(build: Build, tmp_path: Path) -> None:
+    first = build("-o", "a.engine", "--save-table", "a.json")
+    second = build("-o", "b.engine", "--save-table", "b.json")
+    assert "was built before" not in first
+    assert "b.engine was built before" in second
+    assert (tmp_path / "a.engine").read_bytes() == (tmp_path / "b.engine").read_bytes()
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    report = re.compile(r"^(?!INFO|engine: ).+$", re.M)
+    assert report.findall(first) == report.findall(second)
+    assert "engine: b.engine (" in second
+    assert '"engine": "c.engine"' in build("-o", "c.engine", "--json")
+
+
+def change_model(folder: Path) -> None:
+    small_convnet(folder / "m.onnx", np.random.default_rng(7))
+
+
+def change_data(folder: Path) -> None:
+    np.save(folder / "d.npy", np.load(folder / "d.npy") + np.float32(0.5))
+
+
+@pytest.mark.parametrize("change", [change_model, change_data])
+def test_what_has_changed_is_built_again(
+    build: Build, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    build()
+    change(tmp_path)
+    assert "was built before" not in build()
+
+
+def test_other_options_and_versions_are_built_again(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build()
+    assert "was built before" in build()
+    assert "was built before" not in build("--samples", "7")
+    assert "was built before" not in build("--profile", "orin-nano-8gb")
+    assert "was built before" not in build("--precision", "fp32", data=False)
+    monkeypatch.setattr(cached_build, "code_version", lambda: "2")
+    assert "was built before" not in build()
+
+
+def test_a_damaged_entry_is_said_and_built_again(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build("-o", "a.engine")
+    entry = next((tmp_path / "cache" / "engines").glob("*/*"))
+    content = bytearray(entry.read_bytes())
+    content[len(content) // 2] ^= 1
+    entry.write_bytes(content)
+    assert "was built before" not in build("-o", "b.engine")
+    assert "is damaged and is made again" in caplog.text
+    assert (tmp_path / "a.engine").read_bytes() == (tmp_path / "b.engine").read_bytes()
+    assert "was built before" in build()
+
+
+def test_options_that_contradict_each_other_are_refused_also_if_it_was_built(build: Build) -> None:
+    build("--precision", "fp32", data=False)
+    words = ["build", "m.onnx", "--precision", "fp32", "--method", "auto"]
+    done = CliRunner().invoke(command_line, words)
+    assert done.exit_code == 2
+    assert "--method belongs to calibration" in done.output
+
+
+@pytest.mark.parametrize("option", ["html", "external data"])
+def test_builds_that_the_key_does_not_cover_are_done_anew(
+    build: Build, tmp_path: Path, option: str
+) -> None:
+    import onnx
+
+    words = ("--html", "page.html") if option == "html" else ()
+    if option == "external data":
+        model = onnx.load(tmp_path / "m.onnx")
+        onnx.save(
+            model, tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0
+        )
+    for _ in range(2):
+        assert "was built before" not in build(*words)

@@ -1,0 +1,224 @@
+"""The element `tandeminfer` in lines of gst-launch-1.0, and as a bridge of appsink and appsrc."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from video_fixtures import COLOUR_TOML, LABELS, colour_model, require_program, scene
+
+from toolkit.build import BuildOptions, build_engine
+
+ROOT = Path(__file__).parents[2]
+SYSTEM_PYTHON = "/usr/bin/python3"  # it has GStreamer's bindings
+FRAMES = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pipeline.toml with its engine and labels, and pictures of a square that moves right."""
+    require_program("gst-launch-1.0")
+    folder = tmp_path_factory.mktemp("gst")
+    model = colour_model(folder / "colours.onnx")
+    build_engine(model, "laptop", folder / "colours.engine", BuildOptions(precision="fp32"))
+    (folder / "labels.txt").write_text("\n".join(LABELS) + "\n")
+    text = COLOUR_TOML.format(uri="test://", source="", sinks="")
+    (folder / "colours.toml").write_text(
+        'engine = "colours.engine"\nlabels = "labels.txt"\n' + text
+    )
+    for number in range(FRAMES):
+        cv2.imwrite(str(folder / f"{number:03d}.png"), scene(number, 2))
+    return folder
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """What `eval "$(python -m pipelines.gstreamer)"` sets, and a registry of the test's own."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "pipelines.gstreamer"],
+        check=True, cwd=ROOT, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    words = [shlex.split(line)[1].split("=", 1) for line in shown.splitlines()]
+    return {**os.environ, **dict(words), "GST_REGISTRY": str(tmp_path / "registry")}
+
+
+def launch(folder: Path, tmp_path: Path, line: str, **env: str) -> "subprocess.CompletedProcess":
+    return subprocess.run(
+        ["gst-launch-1.0", "-m", *shlex.split(line)],
+        cwd=folder, env={**environment(tmp_path), **env}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+
+
+def results_of(shown: str) -> list[dict]:
+    texts = re.findall(r'tandem-result, json=\(string\)"(.*)";', shown)
+    return [json.loads(re.sub(r"\\(.)", r"\1", text)) for text in texts]
+
+
+PICTURES = "multifilesrc location=%03d.png stop-index=7 caps=image/png,framerate=30/1 ! pngdec"
+
+
+@pytest.mark.parametrize("caps", ["BGR", "RGB", "NV12"])
+def test_each_frame_of_a_line_gets_its_result(folder: Path, tmp_path: Path, caps: str) -> None:
+    done = launch(
+        folder,
+        tmp_path,
+        f"{PICTURES} ! videoconvert ! video/x-raw,format={caps}"
+        " ! tandeminfer pipeline=colours.toml ! fakesink",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = results_of(done.stdout)
+    assert [one["seq"] for one in results] == list(range(FRAMES))
+    for column, one in enumerate(results):
+        assert [row["label"] for row in one["detections"]] == ["red"]
+        x1, y1, x2, y2 = one["detections"][0]["box"]
+        np.testing.assert_allclose([x1, y1, x2, y2], [8 * column, 16, 8 * column + 8, 24], atol=4)
+
+
+def test_results_are_drawn_on_pictures_of_any_width(folder: Path, tmp_path: Path) -> None:
+    """63 pixels of BGR have rows of 189 bytes, padded to 192."""
+    done = launch(
+        folder,
+        tmp_path,
+        f"{PICTURES} ! videoconvert ! videoscale ! video/x-raw,width=63,height=64 ! tee name=t"
+        f" t. ! queue ! videoconvert ! pngenc ! multifilesink location={tmp_path}/in%d.png"
+        " t. ! queue ! videoconvert ! video/x-raw,format=BGR"
+        " ! tandeminfer pipeline=colours.toml draw=true messages=false"
+        f" ! videoconvert ! pngenc ! multifilesink location={tmp_path}/out%d.png",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not results_of(done.stdout)
+    given, drawn = (cv2.imread(str(tmp_path / f"{name}5.png")) for name in ("in", "out"))
+    assert drawn.shape == given.shape
+    difference = np.abs(drawn.astype(int) - given).max(axis=2)
+    assert (difference > 20).sum() > 30  # the box and its label
+    assert (difference[50:, 50:] <= 2).all()  # nothing is shifted
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "says"),
+    [
+        ("", {}, "set pipeline=FILE.toml"),
+        ("pipeline=missing.toml", {}, "missing.toml"),
+        ("pipeline=colours.toml python=/nowhere/python", {}, "/nowhere/python cannot be started"),
+        ("pipeline=colours.toml", {"TANDEM_PYTHON": "/bin/false"}, "set TANDEM_PYTHON"),
+    ],
+)
+def test_an_engine_that_cannot_start_is_an_error_of_the_line(
+    folder: Path, tmp_path: Path, words: str, env: dict[str, str], says: str
+) -> None:
+    done = launch(
+        folder, tmp_path, f"{PICTURES} ! videoconvert ! tandeminfer {words} ! fakesink", **env
+    )
+    assert done.returncode != 0
+    assert says in done.stderr + done.stdout
+
+
+def test_nothing_is_drawn_on_nv12(folder: Path, tmp_path: Path) -> None:
+    done = launch(
+        folder,
+        tmp_path,
+        f"{PICTURES} ! videoconvert ! video/x-raw,format=NV12"
+        " ! tandeminfer pipeline=colours.toml draw=true ! fakesink",
+    )
+    assert done.returncode != 0
+    assert "put videoconvert before it" in done.stderr + done.stdout
+
+
+BRIDGE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from tandeminfer import Bridge, Gst, Worker, result_of
+source = Gst.parse_launch(sys.argv[2] + " ! videoconvert ! appsink name=s")
+target = Gst.parse_launch("appsrc name=a format=time ! tee name=t ! queue ! videoconvert ! pngenc"
+    " ! multifilesink location=%s/bridged%%d.png t. ! queue ! fakesink name=f signal-handoffs=true"
+    % sys.argv[3])
+seen = []
+target.get_by_name("f").connect("handoff", lambda f, buffer, pad: seen.append(result_of(buffer)))
+worker = Worker("colours.toml", draw=True)
+bridge = Bridge(worker, source.get_by_name("s"), target.get_by_name("a"))
+for pipeline in (target, source):
+    pipeline.set_state(Gst.State.PLAYING)
+bus = target.get_bus()
+message = bus.timed_pop_filtered(30 * Gst.SECOND, Gst.MessageType.EOS | Gst.MessageType.ERROR)
+assert message is not None and message.type == Gst.MessageType.EOS, bridge.error
+for pipeline in (target, source):
+    pipeline.set_state(Gst.State.NULL)
+worker.close()
+print(json.dumps(seen))
+"""
+
+
+def test_a_bridge_joins_an_appsink_to_an_appsrc(folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [SYSTEM_PYTHON, "-c", BRIDGE, ROOT / "pipelines/gstreamer/python", PICTURES, tmp_path],
+        cwd=folder, env=environment(tmp_path), capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert [one["seq"] for one in seen] == list(range(FRAMES))
+    assert all(one["detections"][0]["label"] == "red" for one in seen)
+    assert cv2.imread(str(tmp_path / "bridged7.png")).shape == (64, 64, 3)
+
+
+ANALYTICS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import tandeminfer
+from tandeminfer import GLib, attach_boxes
+rows = []
+class Relations:
+    def add_od_mtd(self, label, x, y, width, height, confidence):
+        rows.append([GLib.quark_to_string(label), x, y, width, height, confidence])
+        return True, None
+class Analytics:
+    @staticmethod
+    def buffer_add_analytics_relation_meta(buffer):
+        return Relations()
+attach_boxes(None, [{"label": "red", "score": 0.5, "box": [1.2, 2.0, 11.4, 8.0]}, {"label": "day",
+    "score": 1.0}], Analytics)
+print(json.dumps(rows))
+"""
+
+
+def test_boxes_become_analytics_where_gstreamer_has_them() -> None:
+    """Against a double of GstAnalytics 1.24: Debian 12 has 1.22."""
+    done = subprocess.run(
+        [SYSTEM_PYTHON, "-c", ANALYTICS, ROOT / "pipelines/gstreamer/python"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [["red", 1, 2, 10, 6, 0.5]]
+
+
+def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs/gstreamer.md").read_text()
+    commands = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (packages,) = re.findall(r"^sudo apt-get install (.*)$", commands[0], re.MULTILINE)
+    listed = (ROOT / "scripts/test_parts.sh").read_text().split()
+    assert set(packages.split()) <= set(listed)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    model = ROOT / "configs/models/robot-objects.onnx"
+    build_engine(model, "laptop", tmp_path / "robot.engine", BuildOptions(precision="fp32"))
+    (tmp_path / "program.py").write_text(program)
+    lines = "\n".join(commands).replace(f"sudo apt-get install {packages}", "")
+    done = subprocess.run(
+        ["bash", "-ec", f"{lines}\n{SYSTEM_PYTHON} program.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "GST_REGISTRY": str(tmp_path / "registry"),
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(results_of(done.stdout)) == 10
+    assert len(list(tmp_path.glob("seen*.jpg"))) == len(list(tmp_path.glob("out*.jpg"))) == 5
+    assert re.findall(r"^(\d+) \[", done.stdout, re.MULTILINE) == list("01234")

@@ -1,0 +1,78 @@
+"""Calibration on the workers of a Dask scheduler, some of which die."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from model_fixtures import small_convnet
+
+from toolkit.cli.main import tandem as command_line
+from toolkit.errors import WorkersError
+from toolkit.quantize.ranges import shards
+from toolkit.workers import open_workers
+
+pytest.importorskip("distributed")
+
+
+@pytest.fixture
+def scheduler() -> Iterator[str]:
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-show"]
+    command += ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        match = next(match for line in lines if (match := re.search(r"tcp://[\d.:]+", line)))
+        drain = threading.Thread(target=lambda: list(lines), daemon=True)
+        drain.start()
+        yield match[0]
+        process.terminate()
+
+
+def start_worker(address: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny"]
+    command += ["--nthreads", "1", "--no-dashboard"]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def test_a_table_is_that_of_one_process_though_a_worker_is_killed(
+    scheduler: str, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards, "MIN_SAMPLES", 20)
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    np.save(tmp_path / "data.npy", rng.normal(size=(400, 3, 32, 32)).astype(np.float32))
+    workers = [start_worker(scheduler), start_worker(scheduler)]
+    try:
+        common = ["calibrate", str(model), "--data", str(tmp_path / "data.npy")]
+        common += ["--method", "minmax", "--accept-loss"]
+        killed = threading.Timer(3.0, os.kill, (workers[0].pid, signal.SIGKILL))
+        killed.start()
+        for name, words in (("dask", ["--workers", scheduler]), ("plain", [])):
+            out = ["-o", str(tmp_path / f"{name}.json")]
+            done = CliRunner().invoke(command_line, [*common, *words, *out])
+            assert done.exit_code == 0, done.output
+        assert (tmp_path / "dask.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
+        assert workers[0].poll() == -signal.SIGKILL
+        assert len(list((tmp_path / "cache" / "shards").glob("*/*"))) > 10
+    finally:
+        killed.join()
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolkit.workers.CONNECT", "1s")
+    with (
+        open_workers("tcp://127.0.0.1:9") as workers,
+        pytest.raises(WorkersError, match=":9 cannot"),
+    ):
+        list(workers.run(bytes, {1: ()}))

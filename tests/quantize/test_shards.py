@@ -1,0 +1,389 @@
+"""Calibration in shards: bit for bit the result of one process, whoever dies or is late."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from model_fixtures import small_convnet
+from PIL import Image
+
+from calibration.errors import CalibrationError
+from calibration.table import encode_table
+from device.start.process_tree import ProcessRow, descendants, process_rows
+from toolkit.cache import code_version
+from toolkit.cli.main import tandem as command_line
+from toolkit.engine.measure import CalibrateRequest, measure_model, measure_shard
+from toolkit.errors import WorkersError
+from toolkit.quantize.ranges import shards
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges
+from toolkit.quantize.ranges.report_text import ranges_text
+from toolkit.workers import Workers, _answer, open_workers
+
+PLAIN = RangeOptions("minmax")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards, "MIN_SAMPLES", 5)
+    monkeypatch.setattr(shards, "WORK", 1e12)
+
+
+@pytest.fixture
+def model(tmp_path: Path, rng: np.random.Generator) -> Path:
+    return small_convnet(tmp_path / "m.onnx", rng)
+
+
+@pytest.fixture
+def arrays(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Files of several samples each, one of them far outside the range of the others."""
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    for number in range(6):
+        block = rng.normal(size=(9, 3, 32, 32)).astype(np.float32) * (1.0 + number)
+        block[number, 0, 0, number] = 10.0 ** (number - 2)
+        np.save(folder / f"{number}.npy", block)
+    return folder
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Pictures, of which one in the head and two in the shards cannot be read."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(50):
+        path = folder / f"{number:02}.png"
+        if number in (3, 30, 31):
+            path.write_bytes(b"no picture")
+        else:
+            Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+def measured(model: Path, data: Path, options: RangeOptions = PLAIN) -> Ranges:
+    request = CalibrateRequest(model, data, options=options, accept_loss=True)
+    return measure_model(request, lambda step, share: None)[0]
+
+
+def threads(count: int = 3) -> Workers:
+    return Workers(lambda: ThreadPoolExecutor(count))
+
+
+def assert_same(actual: Ranges, expected: Ranges) -> None:
+    assert encode_table(actual.table) == encode_table(expected.table)
+    assert (actual.samples, actual.requested) == (expected.samples, expected.requested)
+    assert actual.skipped == expected.skipped
+    assert (actual.dead, actual.constant) == (expected.dead, expected.constant)
+    assert list(actual.dead_channels.items()) == list(expected.dead_channels.items())
+    assert actual.channel_samples == expected.channel_samples
+    assert ranges_text(actual) == ranges_text(expected)
+    for name, histogram in expected.histograms.items():
+        assert np.array_equal(actual.histograms[name].bins, histogram.bins)
+
+
+@pytest.mark.parametrize("method", ["minmax", "entropy", "auto"])
+def test_workers_give_the_result_of_one_process(model: Path, arrays: Path, method: str) -> None:
+    plain = measured(model, arrays, RangeOptions(method))
+    with threads() as workers:
+        assert_same(measured(model, arrays, RangeOptions(method, workers=workers)), plain)
+
+
+def test_unreadable_pictures_are_counted_as_in_one_process(model: Path, pictures: Path) -> None:
+    plain = measured(model, pictures)
+    assert [row.name for row in plain.skipped] == ["03.png", "30.png", "31.png"]
+    with threads() as workers:
+        assert_same(measured(model, pictures, RangeOptions("minmax", workers=workers)), plain)
+
+
+def test_a_killed_process_loses_nothing(model: Path, arrays: Path) -> None:
+    plain = measured(model, arrays)
+    with open_workers("2") as workers:
+        killed = kill_first_worker(workers)
+        assert_same(measured(model, arrays, RangeOptions("minmax", workers=workers)), plain)
+        killed.join()
+
+
+def kill_first_worker(workers: Workers) -> threading.Thread:
+    """Kill a process of an executor with SIGKILL as soon as there is one."""
+
+    def kill() -> None:
+        for _ in range(3000):
+            processes = getattr(workers._executor, "_processes", None)
+            if processes:
+                time.sleep(0.3)
+                os.kill(next(iter(processes)), signal.SIGKILL)
+                return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
+
+
+def test_dead_channels_are_found_across_shards(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = onnx.load(model)
+    bias = next(row for row in graph.graph.initializer if row.name == "b0")
+    values = onnx.numpy_helper.to_array(bias).copy()
+    values[:3] = (-1e9, -1e9, -60.0)  # the third lives in the shard with the outlier alone
+    bias.CopyFrom(onnx.numpy_helper.from_array(values, "b0"))
+    onnx.save(graph, model)
+    plain = measured(model, arrays)
+    assert any(row.dead == 2 for row in plain.dead_channels.values()), plain.dead_channels
+    with threads() as workers:
+        assert_same(measured(model, arrays, replace(PLAIN, workers=workers)), plain)
+
+
+class Wrapped(Executor):
+    """Threads whose tasks go through `wrap` first."""
+
+    def __init__(self, wrap: Callable[[int, Callable[[], bytes]], bytes]) -> None:
+        self._pool, self._wrap, self.count = ThreadPoolExecutor(3), wrap, 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        return self._pool.submit(self._wrap, self.count, lambda: fn(*args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def test_lost_tasks_are_run_again(model: Path, arrays: Path) -> None:
+    def lose(number: int, run: Callable[[], bytes]) -> bytes:
+        if number in (1, 2, 6):
+            raise ConnectionError("the worker is gone")
+        return run()
+
+    plain = measured(model, arrays)
+    with Workers(lambda: Wrapped(lose)) as workers:
+        assert_same(measured(model, arrays, replace(PLAIN, workers=workers)), plain)
+
+
+def test_a_slow_task_is_given_to_another_and_counts_once(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = threading.Event()
+
+    def delay(number: int, run: Callable[[], bytes]) -> bytes:
+        if number == 2:
+            late.wait(60)
+        return run()
+
+    monkeypatch.setattr("toolkit.workers.MIN_LATE_S", 0.2)
+    plain = measured(model, arrays)
+    executor = Wrapped(delay)
+    with Workers(lambda: executor) as workers:
+        found = measured(model, arrays, replace(PLAIN, workers=workers))
+        late.set()
+    assert_same(found, plain)
+    assert executor.count > 6
+
+
+def test_a_worker_that_computes_other_bits_is_refused_by_name(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    real = shards.ActivationRunner.__call__
+    monkeypatch.setattr(
+        shards.ActivationRunner,
+        "__call__",
+        lambda self, feeds: {name: array * 1.5 for name, array in real(self, feeds).items()},
+    )
+    with (
+        threads() as workers,
+        pytest.raises(WorkersError, match=r"process \d+ computes other bits"),
+    ):
+        measured(model, arrays, replace(PLAIN, workers=workers))
+
+
+def test_a_worker_of_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    answer = _answer(bytes, "0.0.1+feed", ())
+    assert b"runs Tandem" in answer
+    assert f"process {os.getpid()}".encode() in answer
+
+
+def test_a_worker_without_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    answer = _answer(allocate, code_version(), ())
+    assert f"process {os.getpid()} has too little memory".encode() in answer
+
+
+def allocate() -> bytes:
+    return bytes(1 << 60)
+
+
+def test_finished_shards_are_taken_from_the_cache_and_damaged_ones_made_again(
+    model: Path, arrays: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[int] = []
+
+    def note(number: int, run: Callable[[], bytes]) -> bytes:
+        ran.append(number)
+        return run()
+
+    with Workers(lambda: Wrapped(note)) as workers:
+        options = replace(PLAIN, workers=workers)
+        plain = measured(model, arrays, options)
+        count = len(ran)
+        assert_same(measured(model, arrays, options), plain)
+        assert len(ran) == count > 3
+        damaged = next((tmp_path / "cache" / "shards").glob("*/*"))
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
+        assert_same(measured(model, arrays, options), plain)
+        assert len(ran) == count + 1
+    assert "is damaged and is made again" in caplog.text
+
+
+def test_no_task_names_a_secret(model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_PASSWORD", "s3cret-value")
+    texts: list[str] = []
+    real = shards.observe_shard
+
+    class Spy(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            texts.append(repr(args) + pickle.dumps(args).decode("latin1"))
+            return super().submit(fn, *args, **kwargs)
+
+    with Workers(lambda: Spy(2)) as workers:
+        measured(model, arrays, replace(PLAIN, workers=workers))
+    assert real is shards.observe_shard
+    assert texts
+    assert not any("s3cret" in text or len(text) > 20_000 for text in texts)
+
+
+def observed_shards(model: Path, data: Path, folder: Path, count: int) -> list[Path]:
+    request = CalibrateRequest(model, data, options=PLAIN)
+    paths = []
+    for index in range(count):
+        paths.append(folder / f"{index}.state")
+        paths[-1].write_bytes(measure_shard(request, index, count, lambda step, share: None))
+    return paths
+
+
+def test_states_give_the_result_of_one_process(model: Path, pictures: Path, tmp_path: Path) -> None:
+    plain = measured(model, pictures)
+    paths = observed_shards(model, pictures, tmp_path, 3)
+    for order in (paths, [*paths[::-1], paths[0]]):  # one of them twice
+        assert_same(measured(model, pictures, replace(PLAIN, states=tuple(order))), plain)
+
+
+def test_states_that_lack_a_shard_or_are_of_something_else_are_refused(
+    model: Path, arrays: Path, tmp_path: Path
+) -> None:
+    paths = observed_shards(model, arrays, tmp_path, 3)
+    with pytest.raises(CalibrationError, match=r"2 states lack samples \d+ to \d+"):
+        measured(model, arrays, replace(PLAIN, states=(paths[0], paths[2])))
+    block = np.load(arrays / "5.npy")
+    np.save(arrays / "5.npy", block + 1)
+    with pytest.raises(CalibrationError, match=r"2\.state is of another version, model, option"):
+        measured(model, arrays, replace(PLAIN, states=tuple(paths)))
+    paths[1].write_bytes(paths[1].read_bytes()[:-9])
+    with pytest.raises(CalibrationError, match=r"1\.state is damaged"):
+        measured(model, arrays, replace(PLAIN, states=(paths[1],)))
+
+
+def test_states_of_a_machine_that_computes_other_bits_are_refused(
+    model: Path, arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shards.ActivationRunner.run_shared
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            shards.ActivationRunner,
+            "run_shared",
+            lambda self, feeds: {
+                name: np.nextafter(array, np.float32(9))
+                for name, array in real(self, feeds).items()
+            },
+        )
+        paths = observed_shards(model, arrays, tmp_path, 1)
+    with pytest.raises(CalibrationError, match="a machine that computes other bits"):
+        measured(model, arrays, replace(PLAIN, states=tuple(paths)))
+
+
+def test_a_build_on_workers_is_that_of_one_process(
+    model: Path, arrays: Path, tmp_path: Path
+) -> None:
+    command = ["build", str(model), "--data", str(arrays), "--method", "minmax", "--accept-loss"]
+    for name, words in (("plain", []), ("spread", ["--workers", "2"])):
+        engine = ["-o", str(tmp_path / f"{name}.engine")]
+        done = CliRunner().invoke(command_line, [*command, *words, *engine])
+        assert done.exit_code == 0, done.output
+    plain, spread = (tmp_path / f"{name}.engine" for name in ("plain", "spread"))
+    assert plain.read_bytes() == spread.read_bytes()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_the_workers(model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    np.save(tmp_path / "d.npy", rng.normal(size=(6000, 3, 32, 32)).astype(np.float32))
+    words = ["calibrate", str(model), "--data", str(tmp_path / "d.npy"), "--method", "minmax"]
+    command = [sys.executable, "-m", "toolkit.cli", *words, "--workers", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        found = list[ProcessRow]()
+        while len(found) < 3 and process.poll() is None:  # two workers, and who tracks them
+            found = descendants(process.pid)
+            time.sleep(0.1)
+        assert len(found) >= 3
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 20
+    while alive(found) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(found)
+
+
+def alive(found: list[ProcessRow]) -> set[int]:
+    return {row.pid for row in found} & process_rows().keys()
+
+
+def test_the_command_line_makes_shards_and_goes_on_from_them(
+    model: Path, arrays: Path, tmp_path: Path
+) -> None:
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(command_line, ["calibrate", str(model), *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    common = ("--data", str(arrays), "--method", "minmax", "--accept-loss")
+    run(*common, "-o", str(tmp_path / "plain.json"))
+    states = [str(tmp_path / f"{index}.state") for index in (1, 2)]
+    for index, state in enumerate(states, 1):
+        assert json.loads(run(*common, "--shard", f"{index}/2", "-o", state, "--json")) == {
+            "state": state
+        }
+    run(*states, *common, "-o", str(tmp_path / "merged.json"))
+    assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--shard", "3/2"), "not I/N"),
+        (("--shard", "1/2", "--workers", "2"), "--shard and --workers both cut"),
+        (("--workers", "many"), "names no workers"),
+        (("--workers", "2", "--resume", "state"), "leave out `--resume`"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    model: Path, arrays: Path, words: tuple[str, ...], problem: str
+) -> None:
+    command = ["calibrate", str(model), "--data", str(arrays), *words]
+    done = CliRunner().invoke(command_line, command)
+    assert done.exit_code != 0
+    assert problem in " ".join([done.output, str(done.exception)])

@@ -1,0 +1,25 @@
+"""The benchmark of work on several machines measures what it says."""
+
+import json
+
+import pytest
+
+from scripts import bench_scale
+
+
+def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, float]:
+    assert bench_scale.main(words) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_a_matrix_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--models", "1", "--samples", "8", "--profiles", "laptop", "--precisions", "fp32")
+    found = figures(capsys, "builds", *words)
+    assert (found["engines"], found["engines_when_killed"]) == (1, 1)
+    assert 0 < found["second_to_first"] < 1
+
+
+@pytest.mark.slow
+def test_a_calibration_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, "calibrate", "--samples", "600", "--workers", "2", "--kill", "1")
+    assert found["killed"] == 1

@@ -1,0 +1,220 @@
+"""`tandem build`, which takes what it has built before from the cache.
+
+The key is the hash of all that a build depends on. Builds that read what it does not see (plugins,
+files that a model configuration names) and those that write more than the engine are done anew.
+"""
+
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from device.runtime.exact_products import cpu_flags
+from toolkit.cache import code_version, key_of, read_entry, write_entry
+from toolkit.cli.actions.outputs import need_folders, print_page_path, write_bytes
+from toolkit.cli.command import given
+from toolkit.cli.commands.build import Build
+from toolkit.importers.source import model_sha256
+
+if TYPE_CHECKING:
+    from toolkit.quantize.ranges.measure import Ranges
+
+LOG = logging.getLogger(__name__)
+REBUILD = "TANDEM_REBUILD"
+MAX_BYTES = 1 << 31  # of an engine in the cache
+_PACKAGES = (
+    "highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "opencv-python-headless",
+    "triton",
+)  # fmt: skip
+_NO_PART = frozenset({"out", "html", "as_json", "workers", "save_table", "resume"})
+_WHERE = "engine: \0 ("  # in the place of the engine's path
+
+
+class Built(msgspec.Struct, frozen=True):
+    """What a build says, as text and as JSON, and the table that it has measured."""
+
+    text: str
+    json: str
+    table: bytes | None
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    built: Built
+    engine: bytes
+
+
+def build(options: Build) -> None:
+    """Build, write the files and print the report. Raises TandemError, click.UsageError."""
+    refuse(options)
+    built, _ = build_cached(options)
+    click.echo(built.json if options.as_json else built.text)
+    print_page_path(options.html, as_json=options.as_json)
+
+
+def from_cache(options: Build) -> Built | None:
+    """Write the files of a build that was done before; None if it was not. Raises TandemError."""
+    key = build_key(options)
+    return None if key is None else _from_cache(key, options)
+
+
+def build_cached(options: Build, measured: "dict[str, Ranges] | None" = None) -> tuple[Built, bool]:
+    """Return what a build says, and whether it was done before. Raises TandemError.
+
+    `measured`: calibrations of other builds, which this one takes and adds to.
+    """
+    key = build_key(options)
+    built = None if key is None else _from_cache(key, options)
+    if built is not None:
+        return built, True
+    from toolkit.cli.actions.build import build_now
+    from toolkit.cli.actions.calibration import workers_of
+
+    with workers_of(options.calibration) as workers:
+        built = build_now(options, workers, measured)
+    if key is not None and options.engine.stat().st_size < MAX_BYTES:
+        kept = Built(_moved(built.text, options, store=True), built.json, built.table)
+        entry = _Entry(kept, options.engine.read_bytes())
+        write_entry("engines", key, msgspec.msgpack.encode(entry))
+    return built, False
+
+
+def build_key(options: Build) -> str | None:
+    """Return the hash of all that a build depends on, None if it cannot be known.
+
+    Raises TandemError: a file is not there.
+    """
+    if os.environ.get(REBUILD) or options.html or options.calibration.resume:
+        return None
+    if options.source.plugins or Path(options.calibration.preprocess.preprocess or "").suffix:
+        return None
+    model = options.model
+    if not model.exists() or _has_external_data(model):
+        return None
+    parts = [code_version(), platform.python_version(), platform.machine()]
+    parts += [f"{name} {_version(name)}" for name in _PACKAGES]
+    if options.data is not None:  # ranges are measured in floating point
+        parts += sorted(cpu_flags())
+    parts += _parts(options)
+    if Path(options.profile).suffix == ".toml":
+        parts.append(_content(Path(options.profile)))
+    return key_of(*parts)
+
+
+def refuse(options: Build) -> None:
+    """Refuse options that contradict each other or have no effect. Raises click.UsageError."""
+    _refuse_two_sources(options)
+    _refuse_unused(options)
+
+
+def _refuse_two_sources(options: Build) -> None:
+    """Refuse more than one source of ranges."""
+    ranges = options.ranges
+    if ranges.table and (options.data or ranges.save_table):
+        raise click.UsageError("--table replaces --data and --save-table; give one or the other.")
+    if ranges.dummy_ranges and (options.data or ranges.table):
+        raise click.UsageError("--dummy-ranges replaces --data and --table; give one or the other.")
+
+
+def _refuse_unused(options: Build) -> None:
+    """Refuse options of INT8 that would have no effect."""
+    calibration, table = options.calibration, options.ranges.table
+    if options.data is None:
+        rows = (
+            ("--samples", calibration.samples),
+            ("--save-table", options.ranges.save_table),
+            ("--budget", calibration.budget),
+            ("--keep", calibration.keep),
+            ("--resume", calibration.resume),
+            ("--workers", calibration.workers),
+            ("--equalise", calibration.equalise),
+            ("--bias-correction", calibration.bias_correction),
+            ("--keep-float", calibration.keep_float),
+            ("--accept-loss", calibration.accept_loss and not table),
+            ("--method", given("method")),
+            ("--strict", calibration.preprocess.strict),
+        )
+        for option, value in rows:
+            if value:
+                raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
+    dummy_ranges = options.ranges.dummy_ranges
+    sources = (("--data", options.data), ("--table", table), ("--dummy-ranges", dummy_ranges))
+    for option, value in sources:
+        if value and options.precision not in (None, "int8", "best"):
+            raise click.UsageError(
+                f"{option} gives INT8 its ranges; --precision {options.precision} has no use for "
+                "it."
+            )
+
+
+def _from_cache(key: str, options: Build) -> Built | None:
+    """Write the files of a build that was done before; None if it was not."""
+    content = read_entry("engines", key)
+    try:
+        entry = None if content is None else msgspec.msgpack.decode(content, type=_Entry)
+    except msgspec.DecodeError:
+        return None
+    table_path = options.ranges.save_table
+    if entry is None or (table_path is not None and entry.built.table is None):
+        return None
+    need_folders(options.engine, table_path)
+    write_bytes(options.engine, entry.engine)
+    if table_path is not None and entry.built.table is not None:
+        write_bytes(table_path, entry.built.table)
+    LOG.info("%s was built before and is taken from the cache", options.engine)
+    facts = json.loads(entry.built.json) | {"engine": str(options.engine)}
+    text = _moved(entry.built.text, options, store=False)
+    return Built(text, json.dumps(facts), entry.built.table)
+
+
+def _moved(text: str, options: Build, *, store: bool) -> str:
+    """Return a report without the engine's path, or with it."""
+    here = f"engine: {options.engine} ("
+    return text.replace(here, _WHERE) if store else text.replace(_WHERE, here)
+
+
+def _parts(value: object) -> Iterator[str]:
+    """Yield all that options say, and the contents of the files that they name."""
+    for one in fields(value):  # type: ignore[arg-type]
+        item = getattr(value, one.name)
+        if one.name in _NO_PART:
+            continue
+        if is_dataclass(item):
+            yield from _parts(item)
+        else:
+            yield f"{one.name} {item!r}"
+        if isinstance(item, Path):
+            yield _content(item)
+
+
+def _has_external_data(model: Path) -> bool:
+    """Whether weights may stand in other files, which the key does not see."""
+    return model.is_file() and model.suffix == ".onnx" and b"location" in model.read_bytes()
+
+
+def _content(path: Path) -> str:
+    """Return the hash of a file or folder, which is read once for all builds of this process."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    states = [(str(one), one.stat()) for one in files if one.is_file()]
+    return _hashed(path, tuple((name, s.st_size, s.st_mtime_ns) for name, s in states))
+
+
+@lru_cache(maxsize=256)
+def _hashed(path: Path, states: tuple[tuple[str, int, int], ...]) -> str:
+    """The hash of what is at a path as long as no file there changes."""
+    return model_sha256(path)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,381 @@
+"""A pass over calibration data in shards, on workers or in files, exactly as one process makes it.
+
+The samples that judge, and those between them (`Split.read_head`), are run here; the rest is cut
+into ranges of samples. Histograms, channels and skipped files of a `Shard` merge to what one pass
+gives, bit for bit. Its key is the hash of all that it depends on: code, graph, preprocessing and
+the bytes of its files. So a shard is the same in the cache, from a worker and in a file, and counts
+once however often it comes.
+
+Workers open graph and data once, by path and hash, and prove that they compute the same bits: their
+activations of the first sample are compared with those of this process.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from calibration.calibrate import Observation, observe_tensors
+from calibration.channels import ChannelWatch, Run
+from calibration.dataset import Divisible, InputSpec, Sample, Skipped, memory_dataset
+from calibration.errors import CalibrationError, NoSampleError
+from calibration.observer import merge
+from calibration.samples import digest_sample
+from calibration.state import Part, State, decode_state, encode_state
+from calibration.table import Sha256
+from device.errors import TandemError
+from pipelines.config import PreprocessConfig
+from toolkit.cache import cache_folder, code_version, key_of, read_entry, write_entry
+from toolkit.errors import about
+from toolkit.quantize.ranges.data import input_specs, open_data
+from toolkit.quantize.ranges.observe import THREADS, ActivationRunner, opencv_counts, usable_cores
+from toolkit.quantize.ranges.split import Head
+from toolkit.quantize.trials.metrics import int8_macs
+from toolkit.workers import RefusedError, Workers
+
+MAGIC = b"TNDMSHD\n"
+WORK = 8e10  # multiplications of a shard at least: a second of one core, about
+MIN_SAMPLES, MAX_SAMPLES, SHARDS = 256, 1024, 64  # of a shard of a small model; shards of a pass
+_HASH_BYTES = hashlib.sha256().digest_size
+_OPENING = threading.Lock()
+
+
+class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was observed in the samples from `start` to `stop` of a data set.
+
+    `state`: as `calibration.state` writes it, empty if no sample could be read. `channels`: by
+    tensor their number, and a bit for each, set if it was ever non-zero.
+    """
+
+    format: Literal[1]
+    key: Sha256
+    start: Annotated[int, Meta(ge=0)]
+    stop: Annotated[int, Meta(ge=1)]
+    samples: Annotated[int, Meta(ge=0)]
+    skipped: tuple[tuple[str, str], ...]
+    channels: dict[str, tuple[Annotated[int, Meta(ge=1)], bytes]]
+    state: bytes
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """What workers must know; nothing of it is secret. `first`: end of the head, and the hash of
+    the first sample and its activations."""
+
+    cache: str
+    graph: Sha256
+    tensors: tuple[str, ...]
+    data: str
+    preprocess: PreprocessConfig | None
+    samples: int | None
+    first: tuple[int, str]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedPass:
+    """A pass of `graph` over the data at `path`: `head` is observed here, the rest in shards.
+
+    `first`: hash of the first sample and its activations, which tells machines apart whose floating
+    point gives other bits.
+    """
+
+    graph: bytes
+    tensors: Sequence[str]
+    inputs: Sequence[InputSpec]
+    path: Path
+    preprocess: PreprocessConfig | None
+    samples: int | None
+    head: Head
+    first: str
+
+    @property
+    def data(self) -> Divisible:
+        return self.head.data
+
+    @property
+    def graph_sha256(self) -> str:
+        return hashlib.sha256(self.graph).hexdigest()
+
+    def ranges(self, count: int) -> list[tuple[int, int]]:
+        """Cut the samples after the head into `count` ranges."""
+        first, rest = self.head.stop, len(self.data) - self.head.stop
+        return list(pairwise(first + rest * number // count for number in range(count + 1)))
+
+    def key(self, start: int, stop: int) -> str:
+        return key_of(
+            code_version(),
+            self.graph_sha256,
+            self.first,
+            repr((list(self.tensors), self.inputs, start, stop)),
+            msgspec.json.encode(self.preprocess),
+            self.data.part(start, stop).sha256(),
+        )
+
+    def observe(self, run: Run, start: int, stop: int) -> bytes:
+        """Observe a shard in this process."""
+        return _observed(
+            run, self.data, self.tensors,
+            key=self.key(start, stop), start=start, stop=stop, threads=min(THREADS, usable_cores()),
+        )  # fmt: skip
+
+
+def sharded_pass(
+    graph: ir.Model,
+    tensors: Sequence[str],
+    head: Head,
+    run: Run,
+    *,
+    path: Path,
+    preprocess: PreprocessConfig | None,
+    samples: int | None,
+) -> ShardedPass:
+    """Return the pass of a graph. Raises CalibrationError: the graph is too large to be sent."""
+    try:
+        serialized = ir.to_proto(graph).SerializeToString(deterministic=True)
+    except ValueError as error:  # protobuf ends at 2 GiB
+        raise CalibrationError(
+            f"the model is too large for shards ({error}): calibrate it in one process"
+        ) from error
+    inputs, first = input_specs(graph), _digest(run, head.observed[0])
+    return ShardedPass(serialized, tensors, inputs, path, preprocess, samples, head, first)
+
+
+def shard_count(graph: ir.Model, samples: int) -> int:
+    """Return how many shards are worth their cost; it depends on model and data alone."""
+    macs = sum(int8_macs(graph).values())
+    least = max(1, min(MIN_SAMPLES, int(WORK / macs))) if macs else MIN_SAMPLES
+    return -(-samples // max(least, min(MAX_SAMPLES, -(-samples // SHARDS))))
+
+
+def shards_of_workers(
+    sharded: ShardedPass,
+    count: int,
+    workers: Workers,
+    on_progress: Callable[[int, int], None],
+) -> Iterator[Shard]:
+    """Yield the shards, of the cache or of workers, in the order in which they come."""
+    total, done = len(sharded.data), sharded.head.stop
+    missing: dict[tuple[int, int], str] = {}
+    for start, stop in sharded.ranges(count):
+        key = sharded.key(start, stop)
+        content = read_entry("shards", key)
+        if content is None:
+            missing[start, stop] = key
+            continue
+        yield decode_shard(content, "a shard of the cache")
+        done += stop - start
+        on_progress(done, total)
+    if missing and not write_entry("graphs", sharded.graph_sha256, sharded.graph):
+        raise CalibrationError(
+            f"{cache_folder()} cannot be written, where workers read the model: set TANDEM_CACHE "
+            "to a folder that they see, too"
+        )
+    job = _Job(
+        cache=str(cache_folder()),
+        graph=sharded.graph_sha256,
+        tensors=tuple(sharded.tensors),
+        data=str(sharded.path.absolute()),
+        preprocess=sharded.preprocess,
+        samples=sharded.samples,
+        first=(sharded.head.stop, sharded.first),
+        threads=workers.threads,
+    )
+    text = msgspec.json.encode(job).decode()
+    tasks = {place: (text, key, *place) for place, key in missing.items()}
+    for (start, stop), content in workers.run(observe_shard, tasks, alike=True):
+        write_entry("shards", missing[start, stop], content)
+        yield decode_shard(content, "a shard of a worker")
+        done += stop - start
+        on_progress(done, total)
+
+
+def shards_of_files(sharded: ShardedPass, paths: Sequence[Path]) -> list[Shard]:
+    """Return the shards in files. Raises CalibrationError: one is missing, or of something else."""
+    shards: dict[tuple[int, int], Shard] = {}
+    for path in paths:
+        try:
+            shard = decode_shard(path.read_bytes(), str(path))
+        except OSError as error:
+            raise CalibrationError(
+                f"{path}: cannot read the state ({error.strerror}): check the path"
+            ) from error
+        place = (shard.start, shard.stop)
+        if shard.stop > len(sharded.data) or sharded.key(*place) != shard.key:
+            raise CalibrationError(
+                f"{path} is of another version, model, option or of other data, or of a machine "
+                "that computes other bits: observe that shard again"
+            )
+        shards[place] = shard
+    ends = [(sharded.head.stop, sharded.head.stop), *sorted(shards)]
+    ends.append((len(sharded.data), len(sharded.data)))
+    for (_, stop), (start, _) in pairwise(ends):
+        if stop != start:
+            what = f"lack samples {stop} to" if stop < start else f"hold twice sample {start} to"
+            raise CalibrationError(
+                f"the {len(paths)} states {what} {max(start, stop)}: give those of all shards of "
+                "one `--shard I/N`"
+            )
+    return list(shards.values())
+
+
+def merged(
+    head: Observation, sharded: ShardedPass, watch: ChannelWatch, shards: Iterator[Shard]
+) -> Observation | None:
+    """Return the observation of head and shards, whose channels go to `watch`.
+
+    None: an unreadable picture moves those after it into other batches than those of the shards.
+    """
+    histograms, kept = dict(head.histograms), list[Shard]()
+    for shard in shards:
+        if shard.state:
+            theirs = decode_state(shard.state, f"shard {shard.start} to {shard.stop}").histograms
+            histograms = {name: merge(one, theirs[name]) for name, one in histograms.items()}
+        kept.append(msgspec.structs.replace(shard, state=b""))
+    kept.sort(key=lambda shard: shard.start)
+    if sharded.data.shifts and any(shard.skipped for shard in kept[:-1]):
+        return None
+    for shard in kept:
+        watch.merge(_unpacked(shard), shard.samples)
+    skipped = [Skipped(*row) for shard in kept for row in shard.skipped]
+    return replace(
+        head,
+        histograms=histograms,
+        samples=head.samples + sum(shard.samples for shard in kept),
+        skipped=(*sharded.head.skipped, *skipped),
+        fed_sha256=key_of(head.fed_sha256, *(shard.key for shard in kept)),
+    )
+
+
+def observe_head(
+    run: Run, sharded: ShardedPass, on_progress: Callable[[int, int], None]
+) -> Observation:
+    """Observe the samples that are not left to shards."""
+    head = observe_tensors(
+        run, memory_dataset(sharded.head.observed), sharded.tensors,
+        lambda done, _: on_progress(done, len(sharded.data)),
+        count=opencv_counts, threads=min(THREADS, usable_cores()),
+    )  # fmt: skip
+    return replace(head, requested=sharded.data.requested)
+
+
+def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
+    """The task of a worker: observe samples `start` to `stop`; returns the encoded shard."""
+    with _OPENING:
+        work = _opened(job)
+    threads = min(THREADS, work.threads)
+    with about(f"samples {start} to {stop}"):
+        return _observed(
+            work.run, work.data, work.tensors, key=key, start=start, stop=stop, threads=threads
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    run: ActivationRunner
+    data: Divisible
+    tensors: tuple[str, ...]
+    threads: int
+
+
+@lru_cache(maxsize=2)
+def _opened(text: str) -> _Work:
+    """Open graph and data of a job, once per worker. Raises RefusedError."""
+    job = msgspec.json.decode(text, type=_Job)
+    content = read_entry("graphs", job.graph, Path(job.cache))
+    if content is None or hashlib.sha256(content).hexdigest() != job.graph:
+        raise RefusedError(
+            f"finds no model {job.graph[:12]} in {job.cache}: set TANDEM_CACHE to a folder that "
+            "all workers see"
+        )
+    graph = ir.from_proto(onnx.ModelProto.FromString(content))
+    cores = job.threads or usable_cores()
+    threads = min(THREADS, cores)
+    try:
+        data = open_data(Path(job.data), input_specs(graph), job.preprocess, job.samples)
+        run = ActivationRunner(graph, job.tensors, cores // threads)
+        assert isinstance(data, Divisible)
+        stop, expected = job.first
+        own = _digest(run, next(iter(data.part(0, stop)), {}))
+    except TandemError as error:
+        raise RefusedError(f"cannot take part: {error}") from error
+    if own != expected:
+        raise RefusedError(
+            "computes other bits for the first sample: its CPU, its versions of packages or its "
+            "files differ"
+        )
+    return _Work(run, data, job.tensors, threads)
+
+
+def _observed(
+    run: Run,
+    data: Divisible,
+    tensors: Sequence[str],
+    *,
+    key: str,
+    start: int,
+    stop: int,
+    threads: int,
+) -> bytes:
+    watch, part = ChannelWatch(run), data.part(start, stop)
+    state, samples = b"", 0
+    try:
+        observation = observe_tensors(watch, part, tensors, count=opencv_counts, threads=threads)
+    except NoSampleError:
+        skipped = part.skipped
+    else:
+        skipped, samples = observation.skipped, observation.samples
+        state = encode_state(State(key, (Part(key, samples),), observation.histograms))
+    channels = {
+        name: (alive.size, np.packbits(alive).tobytes()) for name, alive in watch.alive.items()
+    }
+    rows = tuple((row.name, row.reason) for row in skipped)
+    body = msgspec.msgpack.encode(Shard(1, key, start, stop, samples, rows, channels, state))
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def decode_shard(data: bytes, where: str) -> Shard:
+    """Read an encoded shard; raises CalibrationError that starts with `where`."""
+    head, body = data[: len(MAGIC) + _HASH_BYTES], data[len(MAGIC) + _HASH_BYTES :]
+    if not head.startswith(MAGIC):
+        raise CalibrationError(f"{where} is no state of `--shard`: check the path")
+    try:
+        if head != MAGIC + hashlib.sha256(body).digest():
+            raise ValueError("its hash does not fit")
+        shard = msgspec.msgpack.decode(body, type=Shard)
+        if shard.stop <= shard.start or bool(shard.state) != bool(shard.samples):
+            raise ValueError("its samples contradict each other")
+        _unpacked(shard)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CalibrationError(f"{where} is damaged ({error}): observe that shard again") from error
+    return shard
+
+
+def _unpacked(shard: Shard) -> Mapping[str, NDArray[np.bool_]]:
+    """The channels of a shard; ValueError if they are impossible."""
+    channels = {}
+    for name, (size, packed) in shard.channels.items():
+        if len(packed) != -(-size // 8):
+            raise ValueError(f"{len(packed)} bytes for {size} channels of '{name}'")
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=size)
+        channels[name] = bits.astype(np.bool_)
+    return channels
+
+
+def _digest(run: Run, sample: Sample) -> str:
+    """The hash of a sample and its activations."""
+    digest = hashlib.sha256()
+    digest_sample(digest, sample)
+    if sample:
+        digest_sample(digest, run(sample))
+    return digest.hexdigest()

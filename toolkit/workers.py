@@ -1,0 +1,219 @@
+"""Tasks on the workers of any `concurrent.futures.Executor`; what is lost is run again.
+
+Arguments and results are plain values. A worker with other code, or that cannot do a task, refuses
+it by its name; whichever result of a task comes first counts, and counts once.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from concurrent.futures.process import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from multiprocessing import get_context
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from device.errors import TandemError
+from device.install_advice import pip_install
+from device.start.guard import die_with_parent
+from toolkit.cache import code_version
+from toolkit.errors import WorkersError
+
+LOG = logging.getLogger(__name__)
+MAX_LOST = 8  # losses without a result in between
+MIN_LATE_S, LATE = 5.0, 3.0  # no result for so long, and so many times the longest pause
+CONNECT = "10s"  # to a scheduler
+REFUSED_S = 2.0  # that a worker waits once it has refused: others are to take its tasks
+
+K = TypeVar("K")
+
+
+class RefusedError(Exception):
+    """This worker cannot do a task; another one may."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    result: bytes = b""
+    refused: str = ""
+    failure: str = ""
+
+
+class Workers(AbstractContextManager["Workers"]):
+    """An executor that is started when tasks come, and anew if it breaks."""
+
+    def __init__(self, start: Callable[[], Executor], threads: int = 0) -> None:
+        """`threads`: that a task may use, 0: as many as its worker has cores."""
+        self._start = start
+        self.threads = threads
+        self._executor: Executor | None = None
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(stop=kind is not None)
+
+    def close(self, *, stop: bool = False) -> None:
+        """End the executor; `stop`: also the tasks that run in processes of this machine."""
+        executor, self._executor = self._executor, None
+        if executor is None:
+            return
+        processes = list((getattr(executor, "_processes", None) or {}).values()) if stop else []
+        executor.shutdown(wait=not stop)  # what had not begun is cancelled already
+        for process in processes:
+            process.terminate()
+
+    def run(
+        self,
+        function: Callable[..., bytes],
+        tasks: Mapping[K, tuple[Any, ...]],
+        *,
+        alike: bool = False,
+    ) -> Iterator[tuple[K, bytes]]:
+        """Yield the key and the result of each task as they end.
+
+        `alike`: tasks take about as long, so one that is late at the end is given out once more.
+
+        Raises WorkersError: a task is lost or refused again and again, and what a task raises.
+        """
+        missing, running, doubled = dict(tasks), dict[Future[bytes], K](), set[K]()
+        lost, longest, last = 0, 0.0, time.monotonic()
+
+        def submit(keys: Iterable[K]) -> None:
+            for key in keys:
+                running[self._submit(function, missing[key])] = key
+
+        try:
+            while missing:
+                submit(missing.keys() - set(running.values()))
+                limit = max(MIN_LATE_S, LATE * longest)
+                done, _ = wait(running, timeout=limit, return_when=FIRST_COMPLETED)
+                if alike and not done and 2 * len(missing) <= len(tasks):
+                    # A worker is slow or gone: another may be quicker.
+                    submit(missing.keys() - doubled)
+                    doubled |= missing.keys()
+                ended = [(running.pop(future), self._result(future)) for future in done]
+                for key, (result, _) in ended:
+                    if result is not None and missing.pop(key, None) is not None:
+                        _cancel(running, key)
+                        now = time.monotonic()
+                        lost, longest, last = 0, max(longest, now - last), now
+                        yield key, result
+                problem = next((why for key, (_, why) in ended if why and key in missing), "")
+                lost += bool(problem)
+                if problem:
+                    LOG.warning("%s; what it had is run again", problem)
+                if lost >= MAX_LOST:
+                    raise WorkersError(
+                        f"{problem}; {lost} times without a result in between, so the work cannot "
+                        "be done there: mend or remove these workers, and run it again"
+                    )
+        finally:
+            # Ended processes are told to all futures, which would fail on cancelled ones.
+            for future in () if hasattr(self._executor, "_processes") else running:
+                future.cancel()
+
+    def _submit(self, function: Callable[..., bytes], arguments: tuple[Any, ...]) -> Future[bytes]:
+        for _ in range(MAX_LOST):
+            self._executor = self._executor or self._start()
+            try:
+                return self._executor.submit(_answer, function, code_version(), arguments)
+            except BrokenExecutor:
+                self.close()
+        raise WorkersError("the workers cannot be started: they end at once")
+
+    def _result(self, future: Future[bytes]) -> tuple[bytes | None, str]:
+        """Return the result of a future, None if it is lost, and why."""
+        try:
+            answer = msgspec.msgpack.decode(future.result(), type=_Answer)
+        except BrokenExecutor:
+            self.close()
+            return None, "a worker ended"
+        except Exception as error:  # noqa: BLE001  (each executor has types of its own)
+            return None, f"a worker was lost ({type(error).__name__}: {str(error)[:200]})"
+        if answer.failure:
+            raise WorkersError(answer.failure)
+        return (None, answer.refused) if answer.refused else (answer.result, "")
+
+
+def _cancel(running: dict[Future[bytes], K], key: K) -> None:
+    """Cancel what is not needed any more, where it has not begun."""
+    for future in [one for one in running if running[one] == key]:
+        if future.cancel():
+            del running[future]
+
+
+def _answer(function: Callable[..., bytes], expected: str, arguments: tuple[Any, ...]) -> bytes:
+    """Run a task on a worker."""
+    try:
+        if code_version() != expected:
+            raise RefusedError(f"runs Tandem {code_version()}, not {expected}: install that one")
+        answer = _Answer(result=function(*arguments))
+    except (RefusedError, MemoryError) as error:
+        why = str(error) if isinstance(error, RefusedError) else "has too little memory"
+        time.sleep(REFUSED_S)
+        answer = _Answer(refused=f"worker {worker_name()} {why}")
+    except TandemError as error:
+        answer = _Answer(failure=str(error))
+    return msgspec.msgpack.encode(answer)
+
+
+def worker_name() -> str:
+    """Return what people find this worker by."""
+    name = f"{socket.gethostname()}, process {os.getpid()}"
+    if (dask := sys.modules.get("distributed")) is not None:
+        try:
+            return f"{dask.get_worker().address} ({name})"
+        except ValueError:  # not in a task of Dask
+            return name
+    return name
+
+
+def open_workers(text: str) -> Workers:
+    """Return the workers that a user names: a number of processes, or the address of Dask's.
+
+    Raises WorkersError: it is neither, or Dask is not installed.
+    """
+    if "://" not in text:
+        count = int(text) if text.isdecimal() else 0
+        if not 1 <= count <= 1024:
+            raise WorkersError(
+                f"{text!r} names no workers: give a number of processes from 1 to 1024, or the "
+                "address of a Dask scheduler such as tcp://scheduler:8786"
+            )
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        return Workers(lambda: _processes(count), max(1, (cores or os.cpu_count() or 1) // count))
+    return Workers(lambda: _dask(text))
+
+
+def _processes(count: int) -> Executor:
+    # Not forked: threads of onnxruntime do not survive that.
+    return ProcessPoolExecutor(count, get_context("spawn"), _start_process, (os.getpid(),))
+
+
+def _start_process(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    if not die_with_parent(parent):
+        os._exit(1)
+
+
+def _dask(address: str) -> Executor:
+    try:
+        import distributed
+    except ModuleNotFoundError as error:
+        raise WorkersError(
+            f"{address} is a scheduler of Dask, which is not installed: {pip_install('dask')}"
+        ) from error
+    try:
+        client = cast(Any, distributed).Client(address, timeout=CONNECT)
+    except (OSError, ValueError) as error:
+        raise WorkersError(
+            f"the scheduler {address} cannot be reached ({error}): start it with `dask scheduler`, "
+            "or check its address"
+        ) from error
+    executor: Executor = client.get_executor()
+    executor.shutdown = lambda *_, **__: client.close()  # type: ignore[method-assign]
+    return executor
