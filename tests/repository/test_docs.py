@@ -77,7 +77,7 @@ def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_page_on_serving_run(tmp_path: Path) -> None:
-    link_configs(tmp_path)
+    link_configs(tmp_path, pictures=1)
     text = (ROOT / "docs/serving.md").read_text()
     for port in ("8000", "8001", "8002"):
         with socket.socket() as one:
@@ -88,10 +88,11 @@ def test_the_commands_of_the_page_on_serving_run(tmp_path: Path) -> None:
     tandem = f"""tandem() {{
         if [ "$1" = serve ]; then set -- "$@" --http {http} --grpc 0 --metrics {metrics}; fi
         if [ "$1" = build ]; then set -- "$@" --precision fp32; mkdir -p models; fi
-        "{sys.executable}" -m toolkit.cli "$@"
+        exec=; if [ "$1" = serve ]; then exec=exec; fi  # so that `kill` reaches it
+        $exec "{sys.executable}" -m toolkit.cli "$@"
     }}"""
     done = subprocess.run(
-        ["bash", "-emc", "\n".join([tandem, *blocks])],
+        ["bash", "-ec", "\n".join([tandem, *blocks])],
         cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

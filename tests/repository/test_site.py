@@ -72,7 +72,7 @@ TABLES = {
         "prometheus": sink_config.PrometheusSink,
         "model.toml": config.ModelConfig,
     },
-    "serving.md": {"on a board": config.ServeConfig},
+    "serving.md": {"On a board": config.ServeConfig},
     "several_models.md": {"models": model_config.PipelineModel},
     "sources.md": {"source": config.SourceConfig},
     "load.md": {"load": load_config.LoadConfig, "steps": load_config.LoadStep},
