@@ -1,5 +1,6 @@
 """Who may ask, and how much: tokens, TLS, limits; and trace context that is passed on."""
 
+import http.client
 import json
 import socket
 import subprocess
@@ -88,6 +89,20 @@ def test_connections_and_bytes_have_a_limit(tmp_path: Path) -> None:
         assert "2 connections are open" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
         for one in open_ones:
             one.close()
+
+
+def test_a_fault_of_the_server_is_answered_and_the_connection_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(write_repository(tmp_path)) as ports:
+        monkeypatch.delattr(Service, "server_metadata")
+        connection = http.client.HTTPConnection("127.0.0.1", ports.http)
+        connection.request("GET", "/v2")
+        answer = connection.getresponse()
+        assert (answer.status, "the server failed" in answer.read().decode()) == (500, True)
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().status == 200
+        connection.close()
 
 
 def test_bytes_of_requests_that_are_answered_have_a_limit() -> None:
