@@ -22,14 +22,15 @@ PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "plan.md": ("Commands: profiles and plans", ("profiles", "plan", "explain")),
     "build.md": (
         "Commands: engines",
-        ("build", "build-all", "cache", "inspect", "bench", "export", "import-triton"),
+        ("build", "build-all", "cache", "inspect", "export"),
     ),
-    "check.md": ("Commands: results", ("infer", "compare", "surgeon")),
-    "deploy.md": (
-        "Commands: pipelines and devices",
-        ("model", "pipeline", "run", "serve", "deploy", "flash"),
+    "check.md": ("Commands: results", ("infer", "bench", "compare", "surgeon")),
+    "pipelines.md": (
+        "Commands: pipelines",
+        ("model", "pipeline", "run", "record", "replay"),
     ),
-    "record.md": ("Commands: recordings", ("record", "replay")),
+    "deploy.md": ("Commands: devices", ("deploy", "flash")),
+    "serve.md": ("Commands: serving", ("serve", "import-triton")),
     "bundle.md": ("Commands: bundles", ("bundle",)),
     "board.md": ("Commands: one board", ("board",)),
     "fleet.md": ("Commands: fleets", ("fleet",)),

@@ -113,13 +113,15 @@ def _refused(answer: Answer, *statuses: int) -> None:
 
 
 def live(server: Server) -> None:
-    """GET /v2/health/live is 200."""
-    _expect(server.ask("/v2/health/live"), 200)
+    """GET /v2/health/live is 200 and says so."""
+    row = _expect(server.ask("/v2/health/live"), 200).json()
+    _hold(row.get("live") is True, f"it answers {row}")
 
 
 def ready(server: Server) -> None:
-    """GET /v2/health/ready is 200."""
-    _expect(server.ask("/v2/health/ready"), 200)
+    """GET /v2/health/ready is 200 and says so."""
+    row = _expect(server.ask("/v2/health/ready"), 200).json()
+    _hold(row.get("ready") is True, f"it answers {row}")
 
 
 def server_metadata(server: Server) -> None:

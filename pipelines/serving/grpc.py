@@ -299,6 +299,8 @@ def _infer(service: Service) -> grpc.RpcMethodHandler:
         try:
             service.authorize(_metadata(context, "authorization"))
             trace = _metadata(context, "traceparent")
+            if trace:
+                context.set_trailing_metadata((("traceparent", trace),))
             service.hold(len(data))
             try:
                 return encode_response(await service.infer(parse_request(data, service, trace)))

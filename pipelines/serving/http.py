@@ -1,6 +1,7 @@
 """The HTTP port: each body is read into one buffer, and tensors are views of it."""
 
 import asyncio
+import logging
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ _PHRASES = {
     500: "Internal Server Error", 501: "Not Implemented", 503: "Service Unavailable",
     504: "Gateway Timeout",
 }  # fmt: skip
+_log = logging.getLogger(__name__)
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -251,6 +253,9 @@ class Connection(asyncio.BufferedProtocol):
                 answer = await self._server.answer(head, self._body)
             except Refusal as refusal:
                 answer = _refused(refusal)
+            except Exception as error:  # noqa: BLE001  (of ours: the client is to hear of it)
+                _log.exception("%s %s failed", head.method, head.path)
+                answer = _refused(Refusal(Status.INTERNAL, f"the server failed: {error!r}"))
             self._send(answer, keeps_open=keeps_open)
             await self._drained.wait()
         finally:
@@ -438,13 +443,13 @@ Handler = Callable[..., Awaitable[Answer]]
 
 
 async def _live(service: Service, head: Head, body: memoryview) -> Answer:
-    return Answer()
+    return _json({"live": True})
 
 
 async def _ready(service: Service, head: Head, body: memoryview) -> Answer:
     if not service.ready:
         refuse("the server is loading its models", Status.UNAVAILABLE)
-    return Answer()
+    return _json({"ready": True})
 
 
 async def _metadata(service: Service, head: Head, body: memoryview) -> Answer:

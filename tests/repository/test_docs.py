@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,33 @@ def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("A and B agree") == 2
     assert "1 of 9 nodes are left" in done.stdout
+
+
+def test_the_commands_of_the_page_on_serving_run(tmp_path: Path) -> None:
+    link_configs(tmp_path, pictures=1)
+    text = (ROOT / "docs/serving.md").read_text()
+    for port in ("8000", "8001", "8002"):
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            text = text.replace(f":{port}/", f":{one.getsockname()[1]}/")
+    http, metrics = re.findall(r"127.0.0.1:(\d+)/(?:v2/health|metrics)", text)
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    tandem = f"""tandem() {{
+        if [ "$1" = serve ]; then set -- "$@" --http {http} --grpc 0 --metrics {metrics}; fi
+        if [ "$1" = build ]; then set -- "$@" --precision fp32; mkdir -p models; fi
+        exec=; if [ "$1" = serve ]; then exec=exec; fi  # so that `kill` reaches it
+        $exec "{sys.executable}" -m toolkit.cli "$@"
+    }}"""
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join([tandem, *blocks])],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"platform":"tandem_engine"' in done.stdout
+    assert "nv_inference_request_success" in done.stdout
+    assert (tmp_path / "repository/robot/1/model.onnx").exists()
+    assert (tmp_path / "imported/robot/1/model.engine").exists()
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ TABLES = {
         "prometheus": sink_config.PrometheusSink,
         "model.toml": config.ModelConfig,
     },
+    "serving.md": {"On a board": config.ServeConfig},
     "several_models.md": {"models": model_config.PipelineModel},
     "sources.md": {"source": config.SourceConfig},
     "load.md": {"load": load_config.LoadConfig, "steps": load_config.LoadStep},
@@ -144,6 +145,7 @@ TABLES = {
 }
 TITLES = {
     config.SourceConfig: "table `source`",
+    config.ServeConfig: "table `serve`",
     load_config.LoadConfig: "table `load`",
     load_config.LoadStep: "table `steps`",
     config.PreprocessConfig: "table `preprocess`",

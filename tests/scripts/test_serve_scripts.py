@@ -1,15 +1,18 @@
 """The conformance suite finds what is wrong, the fuzzer ends well, the bench measures."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
+from model_fixtures import small_convnet
 from serving_fixtures import served, write_repository
 
-from scripts import bench_serve, fuzz_serve, serve_conformance
+from scripts import bench_cpu_peers, bench_serve, fuzz_serve, serve_conformance
 from scripts.serve_conformance import CHECKS, EXTENSIONS, Server, run
 
 
@@ -49,7 +52,7 @@ def test_a_server_that_answers_anything_fails(
 ) -> None:
     assert serve_conformance.main([lax_server, "--model", "simple", "--extensions"]) == 1
     text = capsys.readouterr().out
-    assert "ok   live" in text
+    assert "ok   model ready" in text
     assert "FAIL unknown model: status 200 and not (400, 404)" in text
 
 
@@ -68,3 +71,19 @@ def test_the_bench_measures_each_protocol(capsys: pytest.CaptureFixture[str]) ->
         ("shared memory", "1.2 MB"),
     ]
     assert all(row["requests_per_s"] > 0 for row in rows)
+
+
+def test_runtimes_of_this_cpu_give_the_same_and_a_missing_one_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_convnet(tmp_path / "net.onnx", np.random.default_rng())
+    words = [str(tmp_path / "net.onnx"), "--seconds", "0.05", "--tvm", sys.executable, "--json"]
+    assert bench_cpu_peers.main(words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 6
+    for row in rows:
+        if row["runtime"] == "tvm":
+            assert "tvm" in row["problem"]
+        else:
+            assert row["cpu_ms"] > 0
+            assert row["apart"] < 1e-5
