@@ -368,7 +368,7 @@ def test_a_killed_recorder_leaves_all_that_was_on_the_disk(tmp_path: Path, numbe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_a_recorder_is_killed_a_hundred_times(tmp_path: Path) -> None:
     for number in range(100):
         folder = tmp_path / str(number)
