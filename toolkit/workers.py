@@ -122,7 +122,7 @@ class Workers(AbstractContextManager["Workers"]):
             try:
                 return self._executor.submit(_answer, function, code_version(), arguments)
             except BrokenExecutor:
-                self.close()
+                self.close(stop=True)  # its own end waits for processes that started meanwhile
         raise WorkersError("the workers cannot be started: they end at once")
 
     def _result(self, future: Future[bytes]) -> tuple[bytes | None, str]:
@@ -130,7 +130,7 @@ class Workers(AbstractContextManager["Workers"]):
         try:
             answer = msgspec.msgpack.decode(future.result(), type=_Answer)
         except BrokenExecutor:
-            self.close()
+            self.close(stop=True)
             return None, "a worker ended"
         except Exception as error:  # noqa: BLE001  (each executor has types of its own)
             return None, f"a worker was lost ({type(error).__name__}: {str(error)[:200]})"
