@@ -37,6 +37,7 @@ from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
 from device.update.bundle import PIPELINE
 from pipelines.config import PipelineConfig, load_pipeline
+from pipelines.gstreamer import shell_variables
 from pipelines.message_channel import claim_stdout, loading
 from pipelines.runtime.switching import SWITCH_INTERVAL_S
 from pipelines.sinks.files import check_release
@@ -212,6 +213,15 @@ def _check_reach(config: PipelineConfig, *, is_release: bool) -> None:
             )
 
 
+class _PrintVariables(argparse.Action):
+    """Print what GStreamer needs, and end; argparse's own action for texts breaks lines."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print it."""
+        print(shell_variables())
+        parser.exit()
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -249,6 +259,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--tap", type=Path, metavar="FILE", help="socket on which a shadow may ask for frames"
+    )
+    parser.add_argument(
+        "--gstreamer",
+        action=_PrintVariables,
+        nargs=0,
+        help='print what lets GStreamer find the element tandeminfer, for eval "$(...)", and exit',
     )
     parser.add_argument("--frames", type=_positive, metavar="N", help="stop after N frames")
     return parser

@@ -44,6 +44,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests of the repository: the longest of all would end alone."""
+    items.sort(key=lambda item: "tests/repository/" not in item.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def _log_levels() -> None:
     """Start each test without levels of -v and -q.

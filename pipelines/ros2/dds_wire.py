@@ -83,6 +83,7 @@ class DdsNode:
         self._participant = participant
         self._node = node
         self._topics: dict[tuple[str, str], Any] = {}
+        self._publishers: list[DdsPublisher] = []
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -94,7 +95,8 @@ class DdsNode:
         writer = DataWriter(
             self._participant, self._topic(topic, kind), cyclonedds.qos.Qos(*policies)
         )
-        return DdsPublisher(writer, _sample_type(kind))
+        self._publishers.append(DdsPublisher(writer, _sample_type(kind)))
+        return self._publishers[-1]
 
     def subscribe(self, topic: str, kinds: tuple[str, ...], qos: Ros2Qos, on_data: OnData) -> None:
         """See `Wire`."""
@@ -117,6 +119,8 @@ class DdsNode:
         self._closing.set()
         for thread in self._threads:
             thread.join()
+        for publisher in self._publishers:
+            publisher.close()  # Cyclone deletes what nothing refers to
         self._topics.clear()
         del self._participant
 
@@ -143,8 +147,14 @@ class DdsPublisher:
         self._writer = writer
         self._type = sample_type
 
+    def close(self) -> None:
+        """Give the writer up."""
+        self._writer = None
+
     def put(self, data: bytes, wall_ns: int) -> None:
         """See `Publisher`."""
+        if self._writer is None:
+            return
         sample = self._type.__new__(self._type)
         sample.cdr = data
         try:

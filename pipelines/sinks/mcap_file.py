@@ -53,7 +53,7 @@ class McapFile:
         self._writer.start(PROFILE, LIBRARY)
         if about:
             self._writer.add_metadata("tandem", about)
-        self._on_disk = 0
+        self._on_disk = self.size
         self._disk = ThreadPoolExecutor(1, "mcap disk")
         self._syncing: Future[None] = Future()
         self._syncing.set_result(None)
@@ -82,7 +82,10 @@ class McapFile:
         now_s = time.monotonic()
         if now_s - self._chunk_s >= CHUNK_S:
             self._writer.flush()
+            self._chunk_s = now_s
         elif self.size - self._on_disk < SYNC_BYTES:
+            return
+        if self.size == self._on_disk:
             return
         self._file.flush()
         self._syncing = self._disk.submit(os.fdatasync, self._file.fileno())

@@ -194,8 +194,9 @@ class Ros2Out(AbstractContextManager["Ros2Out"]):
         """Queue a result for the sender thread."""
         camera = result.frame.camera
         self._pipeline = result.event.pipeline
-        self._ages_ms[camera] = result.event.age_ms
-        self._runs.update({run.model: ", ".join(run.processors) for run in result.runs})
+        # New mappings each time: the sender thread reads the old ones.
+        self._ages_ms = {**self._ages_ms, camera: result.event.age_ms}
+        self._runs = {**self._runs, **{one.model: ", ".join(one.processors) for one in result.runs}}
         if self._limits[camera].allows(time.monotonic()):
             self._append(result)
         else:

@@ -66,7 +66,8 @@ class Recording(AbstractContextManager["Recording"]):
         self._paths = [path]
         if path.is_dir():
             starts = {one: _start_ns(one) for one in path.glob("*.mcap")}
-            self._paths = sorted(starts, key=lambda one: (starts[one], one.name))
+            # Two begin with the same frame where one was full within it: run.mcap, run-0001.mcap.
+            self._paths = sorted(starts, key=lambda one: (starts[one], len(one.name), one.name))
         self._dropped: Counter[str] = Counter()
         self._pictures = self._read()
         self._start: tuple[float, Stamp] | None = None  # when the first frame was given, its stamp

@@ -277,7 +277,7 @@ def test_the_command_says_it_all(built: Built) -> None:
     assert document["dla_segments"] >= 1
     assert document["outputs"][0]["dla"]["sqnr_db"] > 10
     assert any(row["own"] for row in document["nodes"])
-    text = run(engine, "--model", model, "--data", data, "--nodes")
+    text = run(engine, "--model", model, "--data", data, "--samples", "1", "--nodes")
     assert "silicon may differ" in text
     assert all(row["node"] in text for row in document["nodes"])
 
@@ -292,7 +292,7 @@ def test_the_model_of_another_engine_is_refused(built: Built, tmp_path: Path) ->
 def test_an_engine_without_dla_says_so(built: Built, tmp_path: Path) -> None:
     _, model, data = built
     result = build_engine(model, "laptop", tmp_path / "cpu.engine", BuildOptions(dummy_ranges=True))
-    text = run(result.path, "--model", model, "--data", data)
+    text = run(result.path, "--model", model, "--data", data, "--samples", "1")
     assert "no segment on the DLA" in text
     assert text.startswith("UNCALIBRATED")
     assert "CPU INT8" in text
@@ -302,7 +302,7 @@ def test_an_engine_in_fp32_is_not_called_int8(built: Built, tmp_path: Path) -> N
     _, model, data = built
     options = BuildOptions(precision="fp32")
     path = build_engine(model, "laptop", tmp_path / "f.engine", options).path
-    text = run(path, "--model", model, "--data", data)
+    text = run(path, "--model", model, "--data", data, "--samples", "1")
     assert "CPU FP32" in text
     assert "INT8" not in text
 

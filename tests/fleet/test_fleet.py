@@ -1,17 +1,25 @@
 """Rollouts end to end: a real mosquitto, the real server, real agents, all as processes."""
 
+import contextlib
+import json
 import os
 import random
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from fleet_process_fixtures import Fleet
 from fleet_server_fixtures import ServerProcess, wait_until
 from mqtt_fixtures import Watcher, make_bundle
+
+from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.rollout.rates import default_rate
+from toolkit.fleet.store import log, rollouts
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,6 +125,62 @@ def test_the_commands_of_the_page_on_fleets_run(tmp_path: Path) -> None:
         fleet.close()
     assert "rollout 1: good 1 is finished" in "".join(outputs)
     assert "rollout 2: good 2 is rolled back" in "".join(outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_a_rollout_waits_for_holds_on_a_real_server(fleet: Fleet) -> None:
+    """A start, a saved query, a soak, the default rate, a window, and who left the fleet."""
+    fleet.start()
+    first, second = (make_bundle(fleet.folder / "in", version=version) for version in ("1", "2"))
+    fleet.run("device", "label", "board-1", "site=lab")
+    fleet.run("query", "set", "lab", "label.site=lab")
+    assert [row["id"] for row in fleet.json("devices", "--where", "@lab")] == ["board-1"]
+
+    start = datetime.now(timezone.utc) + timedelta(seconds=20)
+    fleet.run("rollout", "start", "--bundle", str(first), "--groups", "@lab,rest", "--soak", "15s",
+        "--start-at", start.isoformat())  # fmt: skip
+    view = fleet.json("rollout", "status", "1")
+    assert view["start"] == start.strftime("%Y-%m-%dT%H:%M:%SZ")
+    while datetime.now(timezone.utc) < start - timedelta(seconds=3):
+        assert fleet.json("rollout", "status", "1")["status"] in ("running", "scheduled")
+        assert set(phases(fleet, 1).values()) <= {"pending"}
+        time.sleep(1.0)
+    reasons = []
+
+    def is_finished() -> bool:
+        view = fleet.json("rollout", "status", "1")
+        reasons.append(view["reason"])
+        return bool(view["status"] == "finished")
+
+    wait_until(is_finished, fleet.server.log, for_s=600.0)
+    assert any("the group @lab has passed and is watched until" in reason for reason in reasons)
+    with contextlib.closing(load_fleet(fleet.fleet).open_store()) as store:
+        spec = rollouts.load_spec(store, 1)
+        assert spec is not None
+        assert spec.rate == default_rate(first.stat().st_size)
+        sent = [row for row in log.rows_after(store, 0) if row.kind == "desired"]
+    assert json.loads(sent[0].body)["device"] == "board-1"
+    assert sent[0].at_s >= start.timestamp()
+    assert sent[1].at_s - sent[0].at_s >= 15.0  # the group is watched after it is live
+
+    away = datetime.now() + timedelta(hours=3)
+    window = f"{away:%H:%M}-{away + timedelta(hours=1):%H:%M}"
+    fleet.run("rollout", "start", "--bundle", str(second), "--window", window)
+    assert fleet.json("rollout", "status", "2")["window"] == window
+    assert window in fleet.run("rollout", "status", "2")
+    wait_until(lambda: set(phases(fleet, 2).values()) == {"sent"}, fleet.server.log)
+    time.sleep(10.0)
+    assert {row["running"]["version"] for row in fleet.json("devices")} == {"1"}
+
+    fleet.boards[2].kill()
+    fleet.run("device", "decommission", "board-2")
+    assert [row["id"] for row in fleet.json("devices")] == ["board-0", "board-1"]
+    wait_until(lambda: phases(fleet, 2).keys() == {"board-0", "board-1"}, lambda: phases(fleet, 2))
+    time.sleep(3.0)  # its will and what the broker has retained do not bring it back
+    assert len(fleet.json("devices")) == 2
+    fleet.boards[2].start()
+    wait_until(lambda: len(fleet.json("devices")) == 3, fleet.server.log)
 
 
 def agents_that_fit() -> int:

@@ -27,7 +27,13 @@ from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
 from toolkit.fleet.server import control as control_module
 from toolkit.fleet.server.control import Control
 from toolkit.fleet.server.history import history_of
-from toolkit.fleet.server.operations import label_device, make_plan, order, start_rollout
+from toolkit.fleet.server.operations import (
+    decommission,
+    label_device,
+    make_plan,
+    order,
+    start_rollout,
+)
 from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.server.views import device_views, rollout_views
 from toolkit.fleet.store import lease, log, rollouts
@@ -210,6 +216,22 @@ def test_a_device_that_comes_late_gets_the_newest_release_that_fits_it(store: Da
     assert bench.round(device_row("late")) == ["late"]  # it fits the newer one from now on
     assert bench.sent[-1] == ("late", "b")
     assert bench.control.states[1].devices["late"].phase == "superseded"
+
+
+def test_a_label_is_taken_from_the_log_and_no_other_is_read(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(store, 3)
+    monkeypatch.setattr(control_module, "load_labels", None)
+    label_device(store, "d0", ["site=lab"], "ana")
+    label_device(store, "d1", ["site=field"], "ana")
+    bench.round()
+    label_device(store, "d0", ["site="], "ana")
+    bench.round()
+    assert bench.control._labels == {"d0": {}, "d1": {"site": "field"}}
+    decommission(store, "d1", "ana")
+    bench.round()
+    assert bench.control._labels == {"d0": {}}  # a new board of this id has none
 
 
 def test_documents_are_renewed_before_they_expire(

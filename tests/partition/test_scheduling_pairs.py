@@ -52,6 +52,29 @@ def test_its_bound_holds_however_short_the_search(rng):
             assert schedule_of(hurried.jobs)[1] >= whole.bound * (1 - 1e-9)
 
 
+def test_its_bound_is_of_whole_ways_not_of_mixes_of_them():
+    """Each on the GPU for 2 us or on its core for 4: no order ends before 4, half of each at 3."""
+    task = Task("t", {"gpu": 2.0, "dla0": 4.0, "dla1": 4.0})
+    order = search_pair(
+        Problem((Network("a", (task,), ()), Network("b", (task,), ())), THREE), 0, ANY
+    )
+    assert order is not None
+    assert order.bound == 4.0
+
+
+def test_fewer_ways_are_a_bound_too(rng, monkeypatch):
+    problem = random_pair(rng, 9)
+    whole = search_pair(problem, 20.0, ANY)
+    monkeypatch.setattr("toolkit.partition.solver.steps.MOST_WAYS", 2)
+    rough, unsearched = search_pair(problem, 20.0, ANY), search_pair(problem, 0, ANY)
+    assert whole is not None
+    assert rough is not None
+    assert unsearched is not None
+    assert rough.exact
+    assert rough.bound == pytest.approx(whole.bound)
+    assert unsearched.bound <= whole.bound * (1 + 1e-9)
+
+
 def test_the_solution_is_a_schedule_that_the_problem_allows(rng):
     for _ in range(4):
         problem = random_pair(rng, 9)

@@ -30,10 +30,12 @@ from device.protocol.messages import Stats
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame
 from pipelines.pictures import decode_picture
+from pipelines.ros2.cdr import encode
 from pipelines.sink_config import McapSink
 from pipelines.sinks import mcap_file
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.mcap_finish import finish_recording
+from pipelines.sinks.recording import PICTURES, TOPICS
 from pipelines.sinks.table import FrameResult, SinkContext, open_sink
 from pipelines.sources.recording import messages_in
 from pipelines.sources.take import read_frames
@@ -55,6 +57,7 @@ def record(
         for one in results:
             sink.write(one)
             time.sleep(pause_s)
+            wait_for(lambda: len(sink._queue) < 4, PATIENCE_S, "a busy machine writes")
         sink.take_stats(STATS)  # type: ignore[attr-defined]
     return dict(sink.dropped)
 
@@ -134,6 +137,22 @@ def test_the_next_file_begins_at_a_size_and_after_a_time(
     for part in parts:
         part.rename(tmp_path / "parts" / part.name)
     assert [one.seq for one in frames_of(f"mcap://{tmp_path}/parts")] == list(range(8))
+
+
+def test_a_frame_that_fills_a_file_leaves_the_order_as_it_was(tmp_path: Path) -> None:
+    """Its picture is the last one of run.mcap, and what was found in it begins run-0001.mcap."""
+    first, second = results_of_square(2)
+    for name, written in (("run.mcap", [first]), ("run-0001.mcap", [first, second])):
+        (tmp_path / name).touch()
+        file = mcap_file.McapFile(tmp_path / name, {})
+        for one in written:
+            for topic, (kind, make) in TOPICS.items():
+                if (name == "run.mcap") == (topic == PICTURES) or one is second:
+                    message = encode(kind, make(one, McapSink(path="")))
+                    stamp = one.frame.t_capture.wall_ns
+                    file.put(topic, kind, message, stamp, one.frame.seq)
+        file.close()
+    assert [one.seq for one in frames_of(f"mcap://{tmp_path}")] == [0, 1]
 
 
 def frames_of(uri: str, **source: object) -> list[Frame]:
@@ -279,6 +298,7 @@ import sys, time
 sys.path[:0] = [{str(root)!r}, {str(root / "tests/fixtures")!r}]
 from sink_fixtures import result
 from video_fixtures import LABELS
+from pipelines.ros2.cdr import encode
 from pipelines.sink_config import McapSink
 from pipelines.sinks import mcap_file
 from pipelines.sinks.table import SinkContext, open_sink

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 import zenoh
+from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsParticipant
+from cyclonedds.core import InstanceState
 from ros2_fixtures import (
     SDK_READER,
     build_reader,
@@ -261,6 +263,37 @@ def test_dds_carries_the_bytes_in_order(qos):
     names = [message["header"]["frame_id"] for message in read]
     kept = [name for name in expected if name in set(names)]
     assert names == (expected if qos == "reliable" else kept)
+
+
+def test_a_late_reader_of_dds_gets_the_last_message():
+    received, domain = [], next(DOMAINS)
+    with wire("dds", Node("tandem", domain=domain, connect=("localhost",))) as ours:
+        publisher = ours.publish("latched", DETECTIONS_2D, "transient_local")
+        for message in arrays(3):
+            publisher.put(encode(DETECTIONS_2D, message), 1)
+        ours.subscribe(
+            "latched", (DETECTIONS_2D,), "transient_local", lambda *one: received.append(one)
+        )
+        until(lambda: received)
+        time.sleep(0.2)
+    names = [decode(*one)["header"]["frame_id"] for one in received]
+    assert names == ["camera 2"]
+
+
+def test_a_node_of_dds_that_is_closed_has_gone_at_once():
+    node = Node("tandem", domain=next(DOMAINS), connect=("localhost",))
+    with wire("dds", node) as other:
+        reader = BuiltinDataReader(other._participant, BuiltinTopicDcpsParticipant)
+
+        def alive():
+            states = [one.sample_info.instance_state for one in reader.read(10)]
+            return states.count(InstanceState.Alive)
+
+        with wire("dds", node) as ours:
+            publisher = ours.publish("detections", DETECTIONS_2D, "reliable")
+            until(lambda: alive() == 2)
+        until(lambda: alive() == 1)
+        publisher.put(encode(DETECTIONS_2D, {}), 1)  # by a sender that is late: to nobody
 
 
 def check_reader(name, tmp_path, count, seconds):

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "THIRD_PARTY.md").read_text()
 LICENCES = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| (?:everywhere|Python|`)", TEXT, re.M))
 EXTRAS = (
+    "otel",
     "serve",
     "web",
     "camera",

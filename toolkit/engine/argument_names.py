@@ -48,6 +48,7 @@ _COMMON: Sequence[ArgumentName] = (
     _row("keep", rf'{_RANGES}(keep="none")', " none"),
     _row("keep", rf"{_RANGES}(most_float=0.\1)", r" (\d+)%"),
     _row("keep-float", f"{_RANGES}(keep_float=...)"),
+    _row("resume", f"{_RANGES}(resume=...)"),
     _row("budget", f"{_RANGES}(budget=...)", r"(?: [\w:.]+\d)?"),
     _row("max-latency-ms", "PlanOptions(max_latency_ms=...)"),
     _row("min-gain", "PlanOptions(min_gain=...)"),

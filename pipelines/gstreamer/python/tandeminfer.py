@@ -38,6 +38,7 @@ if not Gst.is_initialized():  # a program of one's own, not GStreamer, loads thi
 META = "TandemResultMeta"  # a GstCustomMeta; its structure has the field `json`
 ROOT = Path(__file__).parents[3]
 CAPS = Gst.Caps.from_string("video/x-raw,format={BGR,RGB,NV12}")
+DRAWN_CAPS = Gst.Caps.from_string("video/x-raw,format={BGR,RGB}")
 CLOSE_S = 10.0
 G_TYPE_STRING = 16 << 2
 
@@ -246,10 +247,15 @@ class TandemInfer(GstBase.BaseTransform):
             self._worker = None
         return True
 
+    def do_transform_caps(
+        self, direction: Gst.PadDirection, caps: Gst.Caps, filter_caps: Gst.Caps | None
+    ) -> Gst.Caps:
+        """Frames leave as they come; those that are drawn on are no NV12."""
+        caps = caps.intersect(DRAWN_CAPS if self.draw else CAPS)
+        return caps if filter_caps is None else filter_caps.intersect(caps)
+
     def do_set_caps(self, incaps: Gst.Caps, outcaps: Gst.Caps) -> bool:
         """Take the layout of frames."""
-        if self.draw and incaps.get_structure(0).get_string("format") == "NV12":
-            return self._fail("tandeminfer draws on BGR and RGB: put videoconvert before it.")
         assert self._worker is not None
         try:
             self._worker.set_caps(incaps)
@@ -316,7 +322,7 @@ class Bridge:
         self._lock = threading.Lock()
         self.error: WorkerError | None = None
         if appsink is not None:
-            appsink.set_property("caps", CAPS)
+            appsink.set_property("caps", DRAWN_CAPS if worker.draw else CAPS)
             appsink.set_property("emit-signals", True)
             appsink.connect("new-sample", self._on_sample)
             appsink.connect("eos", lambda _: self.end())

@@ -147,9 +147,10 @@ class Control:
     def _take_log(self, this: _Round) -> None:
         """Take what operators have put into the log since the last round."""
         self._specs.update(rollouts.load_specs(self._database, max(self._specs, default=0)))
-        labels_changed = False
         for row in log.rows_after(self._database, self._applied):
-            labels_changed |= row.kind == LABEL
+            if row.kind == LABEL:
+                body = msgspec.json.decode(row.body)
+                self._labels[body["device"]] = body["labels"]
             if row.kind == DECOMMISSION:
                 self._decommission(this, msgspec.json.decode(row.body)["device"], row.at_s)
             if row.kind == log.EVENT:
@@ -160,13 +161,12 @@ class Control:
                 if isinstance(event, v.Started) and not this.states[row.rollout].waits:
                     devices = [member.device for member in event.members]
                     self._take_over(this, row.rollout, devices, event.at_s)
-        if labels_changed:
-            self._labels = load_labels(self._database)
 
     def _decommission(self, this: _Round, device: str, at_s: float) -> None:
         """A device has left the fleet: nothing is sent to it, and no rollout waits for it."""
         self.devices.pop(device, None)
         self._owners.pop(device, None)
+        self._labels.pop(device, None)
         self.decommissioned.add(device)
         for number, state in list(this.states.items()):
             known = state.devices.get(device)
@@ -256,9 +256,14 @@ class Control:
             if not (state.waits and is_open and at_s >= self._specs[number].start_s):
                 continue
             own = {name: row for name, row in state.devices.items() if row.phase == "pending"}
-            heard = {name: changed.get(name) or self.devices.get(name) for name in own}
-            previous = {name: self._previous(row) for name, row in heard.items() if row is not None}
-            other = {name: now for name, now in previous.items() if now != own[name].previous}
+            runs = {name: sha256 if sha256 in self._releases else "" for name, sha256 in
+                self._database.rows("SELECT id, running FROM devices")}  # fmt: skip
+            runs |= {name: self._previous(row) for name, row in changed.items()}
+            other = {
+                name: runs[name]
+                for name, row in own.items()
+                if name in runs and runs[name] != row.previous
+            }
             if other:
                 self._note(this, number, [v.Begun(at_s=at_s, previous=other)])
             self._take_over(this, number, own, at_s)

@@ -5,13 +5,12 @@ shared: a state says how far each network is, and when it and the GPU are free. 
 are taken in the order in which it runs them, and of two states at the same nodes one is dropped if
 the other is nowhere later.
 
-What is left of a state is bounded by weights of the GPU and both networks that sum to 1: no order
-ends before the weighted mean of their ends. That separates the networks, so each node has the
-least weighted rest of its own network. The weights come from the best bound of the whole (the dual
-of choosing a mix of ways for each network). With too many states the least promising are dropped,
-and the search is repeated with more, below the best end so far.
+What is left of a state is bounded by ways of each network alone: the least time of the GPU for any
+time of its own, as if the networks only had to fit onto the GPU together. With too many states the
+least promising are dropped, and the search is repeated with more, below the best end so far.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -20,16 +19,14 @@ from typing import NamedTuple
 from device.engine.manifest import Processor
 from toolkit.partition.solver.assess import dlas, limits_are_far
 from toolkit.partition.solver.jobs import Job
-from toolkit.partition.solver.milp import GAP, Expr, Program
 from toolkit.partition.solver.problem import Problem, Segment
 from toolkit.partition.solver.steps import Crossing, Step, StepGraph, step_graph
 
 STATES_PER_SECOND = 250_000
 _FIRST_WIDTH = 32
 _WIDER = 8
-_PARTS = 6  # weights of all kinds are multiples of a sixth
-_ROUNDS = 30  # of weights
 _SAME = 1e-9  # us
+_INF = float("inf")
 
 _Early = frozenset[Crossing]
 _NONE: _Early = frozenset()
@@ -53,6 +50,9 @@ class _State(NamedTuple):
         return self.first if network == 0 else self.second
 
 
+_START = _State(0.0, 0.0, 0.0, None, 0, None, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class PairOrder:
     """Jobs in the order in which they start, none if none ends earlier than asked.
@@ -63,21 +63,6 @@ class PairOrder:
     jobs: tuple[Job, ...]
     bound: float
     exact: bool
-
-
-class _Weights(NamedTuple):
-    """Weights of GPU and networks, and the least weighted rest from each node."""
-
-    gpu: float
-    first: float
-    second: float
-    first_rest: list[float]
-    second_rest: list[float]
-
-    @property
-    def bound(self) -> float:
-        """A time before which no order ends."""
-        return self.first_rest[0] + self.second_rest[0]
 
 
 def search_pair(problem: Problem, seconds: float, below: float) -> PairOrder | None:
@@ -143,13 +128,10 @@ class _PairSearch:
 
     def __init__(self, first: StepGraph, second: StepGraph) -> None:
         self._graphs = (first, second)
-        self._weights = sorted(self._choose_weights(), key=lambda weights: -weights.bound)
+        self._rests = (first.rests(), second.rests())
         self.states = 0
-
-    @property
-    def bound(self) -> float:
-        """A time before which no order ends."""
-        return self._weights[0].bound
+        # A time before which no order ends.
+        self.bound = self._bound((0, 0, -1, (_NONE, _NONE)), _START, 0.0, _INF)
 
     def run(self, below: float, width: int, limit: int) -> tuple[_State | None, bool]:
         """Return the best final state that ends below a value, and whether it is proven.
@@ -158,7 +140,7 @@ class _PairSearch:
         """
         first, second = self._graphs
         key: _Key = (0, 0, -1, (_NONE, _NONE))
-        start = {key: [(_State(0.0, 0.0, 0.0, None, 0, None, 0.0), self.bound)]}
+        start = {key: [(_START, self.bound)]}
         layers: list[dict[_Key, list[tuple[_State, float]]]] = [start]
         layers += [{} for _ in range(first.rank[first.end] + second.rank[second.end])]
         complete = True
@@ -176,9 +158,9 @@ class _PairSearch:
                 complete = False
             if self.states >= limit:
                 break
-            for _, _, key, state in rows:
+            for least, _, key, state in rows:
                 for after, new in self._after(key, state):
-                    bound = self._rest(after, new, below - _SAME)
+                    bound = self._bound(after, new, least, below - _SAME)
                     if bound < below - _SAME:
                         rank = first.rank[after[0]] + second.rank[after[1]]
                         layers[rank].setdefault(after, []).append((new, bound))
@@ -244,60 +226,37 @@ class _PairSearch:
         after = (key[0], step.to, only, (first_early, second_early))
         return after, _State(state.first, end, gpu, state, 1, step, wait)
 
-    def _rest(self, key: _Key, state: _State, enough: float) -> float:
-        """Return a time before which no continuation ends, or one that is at least `enough`."""
+    def _bound(self, key: _Key, state: _State, least: float, enough: float) -> float:
+        """Return a time before which no continuation ends, or one that is at least `enough`.
+
+        `least`: a time that is known to be one.
+        """
         a, b, _, (early_first, early_second) = key
         first, second = state.first, state.second
         if early_first:
             first -= sum(time for _, time in early_first)
         if early_second:
             second -= sum(time for _, time in early_second)
-        bound = 0.0
-        for gpu, of_first, of_second, first_rest, second_rest in self._weights:
-            mean = gpu * state.gpu + of_first * first + of_second * second
-            mean += first_rest[a] + second_rest[b]
-            if mean > bound:
-                bound = mean
-                if bound >= enough:
-                    break
+        gpu_first, own_first = self._rests[0][a]
+        gpu_second, own_second = self._rests[1][b]
+        bound = max(least, first - own_first[-1], second - own_second[-1])
+        # At most the last, which a rounded bound may seem to miss.
+        i = bisect_left(own_first, first - bound, 0, len(own_first) - 1)
+        j = bisect_left(own_second, second - bound, 0, len(own_second) - 1)
+        while bound < enough:
+            gpu = state.gpu + gpu_first[i] + gpu_second[j]
+            if gpu <= bound:
+                break
+            next_first = first - own_first[i - 1] if i else _INF
+            next_second = second - own_second[j - 1] if j else _INF
+            bound = min(gpu, next_first, next_second)
+            if bound == gpu:
+                break
+            if bound == next_first:
+                i -= 1
+            else:
+                j -= 1
         return bound
-
-    def _choose_weights(self) -> Iterator[_Weights]:
-        """Yield weights by cutting planes, up to those of the best bound; and some of all kinds.
-
-        In states where one network is far ahead others bound better than those of the start.
-        """
-        for only in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):
-            yield self._weighted(*only)
-        for gpu in range(1, _PARTS - 1):
-            for first in range(1, _PARTS - gpu):
-                second = _PARTS - gpu - first
-                yield self._weighted(gpu / _PARTS, first / _PARTS, second / _PARTS)
-        program = Program()
-        shares = [program.column(0.0, 1.0) for _ in range(3)]
-        rests = [program.column(0.0, 1e12) for _ in self._graphs]
-        program.at_least(shares[0] + shares[1] + shares[2], 1.0)
-        program.at_most(shares[0] + shares[1] + shares[2], 1.0)
-        goal = (Expr() - rests[0]) - rests[1]
-        values = (1 / 3, 1 / 3, 1 / 3)
-        for _ in range(_ROUNDS):
-            weights = self._weighted(*values)
-            yield weights
-            for graph, rest, share, value in zip(
-                self._graphs, rests, shares[1:], values[1:], strict=True
-            ):
-                on_gpu, length = graph.shortest(values[0], value)
-                way = Expr().add(shares[0], on_gpu).add(share, length)
-                program.at_least(way - rest)
-            relaxed = program.relaxed(goal)
-            if relaxed is None or -relaxed[1] <= weights.bound * (1 + GAP):
-                return
-            raw = [max(0.0, share.at(relaxed[0])) for share in shares]
-            values = (raw[0] / sum(raw), raw[1] / sum(raw), raw[2] / sum(raw))
-
-    def _weighted(self, gpu: float, first: float, second: float) -> _Weights:
-        a, b = self._graphs
-        return _Weights(gpu, first, second, a.rest(gpu, first), b.rest(gpu, second))
 
 
 def _undominated(states: list[tuple[_State, float]]) -> list[tuple[_State, float]]:

@@ -4,6 +4,7 @@ A node says which tasks are done, where the tensors are that are still needed, a
 ran last. A step runs one task; a tensor crosses in the step that first needs it.
 """
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from device.engine.manifest import Processor
 from toolkit.partition.solver.problem import Network, Problem, crossing_cost
 
 MOST_NODES = 40_000  # about two seconds
-_INF = float("inf")
+MOST_WAYS = 256  # from a node
 
 
 Crossing = tuple[int, float]  # the number of a tensor, and its time in us
@@ -48,6 +49,13 @@ class _Node(NamedTuple):
 _END = _Node(-1, (), on_dla=False)
 
 
+class Rest(NamedTuple):
+    """Ways to the end, by increasing time of the GPU: that time, and minus the whole time, us."""
+
+    gpu_us: "array[float]"
+    minus_us: "array[float]"
+
+
 @dataclass(frozen=True, slots=True)
 class StepGraph:
     """Steps from each node; node 0 is the start. `rank` grows by one with every step.
@@ -65,29 +73,32 @@ class StepGraph:
         """All nodes in an order in which every step leads forward."""
         return sorted(range(len(self.steps)), key=self.rank.__getitem__)
 
-    def rest(self, gpu: float, network: float) -> list[float]:
-        """Return the least weighted time from each node to the end: of GPU and of the network."""
-        rest = [_INF] * len(self.steps)
-        rest[self.end] = 0.0
+    def rests(self) -> list[Rest]:
+        """Return, from each node to the end, the ways of which none is better in both times."""
+        rests: list[Rest] = [Rest(array("d"), array("d"))] * len(self.steps)
+        rests[self.end] = Rest(array("d", [0.0]), array("d", [0.0]))
         for node in reversed(self.nodes):
-            for alone, on_gpu, to, *_ in self.steps[node]:
-                value = network * (alone + on_gpu) + gpu * on_gpu + rest[to]
-                rest[node] = min(rest[node], value)
-        return rest
-
-    def shortest(self, gpu: float, network: float) -> tuple[float, float]:
-        """Return the time of GPU and network of a way with the least weighted time."""
-        rest = self.rest(gpu, network)
-        node, on_gpu, length = 0, 0.0, 0.0
-        while node != self.end:
-            step = min(
-                self.steps[node],
-                key=lambda s: network * (s.alone_us + s.gpu_us) + gpu * s.gpu_us + rest[s.to],
+            ways = sorted(
+                (gpu + on_gpu, alone + on_gpu - own)
+                for alone, on_gpu, to, *_ in self.steps[node]
+                for gpu, own in zip(*rests[to], strict=True)
             )
-            on_gpu += step.gpu_us
-            length += step.alone_us + step.gpu_us
-            node = step.to
-        return on_gpu, length
+            if node != self.end:
+                rests[node] = _best(ways)
+        return rests
+
+
+def _best(ways: list[tuple[float, float]]) -> Rest:
+    """Return the best of ways, sorted by time of the GPU and time; of too many, a better few."""
+    best: list[tuple[float, float]] = []
+    for gpu, time in ways:
+        if not best or time < best[-1][1]:
+            best.append((gpu, time))
+    size = -(-len(best) // MOST_WAYS) or 1  # of groups, each as fast as its best in both times
+    return Rest(
+        array("d", [gpu for gpu, _ in best[::size]]),
+        array("d", [-best[min(i + size, len(best)) - 1][1] for i in range(0, len(best), size)]),
+    )
 
 
 def step_graph(problem: Problem, network: Network, core: Processor) -> StepGraph | None:

@@ -223,8 +223,8 @@ def shards_of_files(sharded: ShardedPass, paths: Sequence[Path]) -> list[Shard]:
         if stop != start:
             what = f"lack samples {stop} to" if stop < start else f"hold twice sample {start} to"
             raise CalibrationError(
-                f"the {len(paths)} states {what} {max(start, stop)}: give those of all shards of "
-                "one `--shard I/N`"
+                f"the {len(paths)} states {what} {max(start, stop)}: give those of all shards, "
+                "cut into the same number"
             )
     return list(shards.values())
 
@@ -348,7 +348,7 @@ def decode_shard(data: bytes, where: str) -> Shard:
     """Read an encoded shard; raises CalibrationError that starts with `where`."""
     head, body = data[: len(MAGIC) + _HASH_BYTES], data[len(MAGIC) + _HASH_BYTES :]
     if not head.startswith(MAGIC):
-        raise CalibrationError(f"{where} is no state of `--shard`: check the path")
+        raise CalibrationError(f"{where} is no state of a shard: check the path")
     try:
         if head != MAGIC + hashlib.sha256(body).digest():
             raise ValueError("its hash does not fit")
