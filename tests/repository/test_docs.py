@@ -77,7 +77,7 @@ def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_page_on_serving_run(tmp_path: Path) -> None:
-    link_configs(tmp_path, pictures=1)
+    small_convnet(tmp_path / "model.onnx", np.random.default_rng())
     text = (ROOT / "docs/serving.md").read_text()
     for port in ("8000", "8001", "8002"):
         with socket.socket() as one:
