@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from device.agent import pipeline_process
 from device.start import keeper
 from device.start.command import module_command
 from device.update.bundle import read_bundle_info, write_bundle
@@ -289,7 +290,10 @@ class Process:
     @property
     def is_pipeline(self) -> bool:
         """Whether it runs a release."""
-        return "pipelines" in self.command and "--bundle" in self.command and not self.is_guard
+        is_child = (
+            pipeline_process.PIPELINE.prefix[-1] in self.command and "--bundle" in self.command
+        )
+        return is_child and not self.is_guard
 
     @property
     def is_guard(self) -> bool:

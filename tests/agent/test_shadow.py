@@ -26,6 +26,7 @@ from mqtt_fixtures import DEVICE, AgentBox, Mosquitto, Watcher
 from onnx import numpy_helper
 from video_fixtures import COLOUR_TOML, LABELS, colour_model, scene, write_video
 
+from device.agent.pipeline_process import PIPELINE
 from device.agent.shadow_process import (
     START_S,
     TAP,
@@ -165,7 +166,7 @@ class Stand:
 
     def pipeline_pids(self) -> list[int]:
         pids = (pid for pid in started_by(self.box) if not is_keeper(pid))
-        return [pid for pid in pids if "\0pipelines\0" in command_line(pid)]
+        return [pid for pid in pids if f"\0{PIPELINE.prefix[-1]}\0" in command_line(pid)]
 
 
 @pytest.fixture

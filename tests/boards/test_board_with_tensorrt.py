@@ -19,6 +19,7 @@ from mqtt_fixtures import AgentBox, Mosquitto, Watcher
 from tensorrt_fixtures import build as build_for_dla
 from tensorrt_fixtures import install
 
+from device.agent import pipeline_process
 from device.protocol.documents import Reported
 from toolkit.fleet.transports.deploy import DeployOptions
 from toolkit.fleet.transports.deployment import DeployResult
@@ -40,7 +41,8 @@ from device.agent.pipeline_process import PIPELINE
 doubles = {ON_DOUBLES!r}
 golden_check._TASKS = (*doubles, "pipelines.golden")
 logging.basicConfig(level=logging.INFO)
-serve(load_agent_config(Path(sys.argv[1])), replace(PIPELINE, prefix=(*doubles, "pipelines")))
+own = replace(PIPELINE, prefix=(*doubles, PIPELINE.prefix[-1]))
+serve(load_agent_config(Path(sys.argv[1])), own)
 """
 
 
@@ -76,7 +78,11 @@ class Board:
         return packed(self.folder, engine, name, "--golden", "2", "--version", version)
 
     def pipeline_pid(self) -> int:
-        pids = [pid for pid in started_by(self.box) if "\0pipelines\0" in command_line(pid)]
+        pids = [
+            pid
+            for pid in started_by(self.box)
+            if f"\0{pipeline_process.PIPELINE.prefix[-1]}\0" in command_line(pid)
+        ]
         (pid,) = (pid for pid in pids if not is_keeper(pid))
         return pid
 

@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from device.runtime.tensorrt.plans import FORMAT, Comparison, Record
+from device.start.packages import NAMES
 from toolkit.cli.commands.doctor import doctor
 from toolkit.cli.doctor import CHECKS, Result, examine, job_of
-from toolkit.cli.doctor_probes import PACKAGES, board_of
+from toolkit.cli.doctor_probes import board_of
 from toolkit.fleet.brokers.local import start_broker
 from toolkit.machine import Machine, Module, mqtt_refusal, tensorrt_version, this_machine
 
@@ -85,7 +86,7 @@ def machine(
     return Machine(
         root=root,
         python=(3, 10, 12),
-        distributions={name: ["tandem-edge"] for name in PACKAGES},
+        distributions={name: ["tandem-edge"] for name in {"tandem", *NAMES}},
         module=modules.get,
         command=command,
         isolated=children.get,
@@ -324,7 +325,7 @@ def test_a_host_is_not_asked_for_jetson_elements(tmp_path: Path) -> None:
 
 
 def test_a_distribution_with_the_same_folder_names_is_found(tmp_path: Path) -> None:
-    owners = {name: ["tandem_edge", "tandem-edge"] for name in PACKAGES}
+    owners = {name: ["tandem_edge", "tandem-edge"] for name in {"tandem", *NAMES}}
     asked = replace(machine(tmp_path), distributions={**owners, "device": ["tandem-edge", "other"]})
     row = check("distribution", asked)
     assert (row.status, row.found) == ("missing", "other also ships device/")
@@ -332,7 +333,7 @@ def test_a_distribution_with_the_same_folder_names_is_found(tmp_path: Path) -> N
 
 
 def test_an_editable_install_that_is_listed_twice_is_fine(tmp_path: Path) -> None:
-    owners = {name: ["tandem_edge", "tandem-edge"] for name in PACKAGES}
+    owners = {name: ["tandem_edge", "tandem-edge"] for name in {"tandem", *NAMES}}
     assert check("distribution", replace(machine(tmp_path), distributions=owners)).status == "ok"
 
 

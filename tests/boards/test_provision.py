@@ -517,7 +517,7 @@ def test_an_installed_wheel_is_packed_again_as_it_came(
             if not name.endswith("RECORD")
         )
     subprocess.run((*pip, str(tmp_path / "board"), str(again)), check=True)  # pip takes it
-    with (site / "tandem.py").open("a") as file:
+    with (site / "tandem/__init__.py").open("a") as file:
         file.write("# mine\n")
     with pytest.raises(BoardError, match="was changed after it was installed"):
         own_wheel(out)

@@ -105,16 +105,16 @@ def test_a_rollout_is_driven_by_the_mouse(fleet: Fleet, web: WebProcess, browser
     assert fleet.json("rollout", "status", "1")["status"] == "rolled_back"
 
 
-def set_fields(browser: Browser, bundle: str, groups: str) -> None:
-    """Choose a bundle by its text, and name groups."""
+def set_fields(browser: Browser, bundle: str, **texts: str) -> None:
+    """Choose a bundle by its text, and write fields."""
     browser.evaluate(
         "(() => {const s = document.querySelector('#bundle');"
         f"s.value = [...s.options].find(o => o.text.startsWith({json.dumps(bundle)})).value}})()"
     )
-    browser.evaluate("document.querySelector('#groups').select()")
-    browser.click("#groups")
-    browser.evaluate("document.querySelector('#groups').select()")
-    browser.type(groups)
+    for name, text in texts.items():
+        browser.click(f"#{name}")
+        browser.evaluate(f"document.querySelector('#{name}').select()")
+        browser.type(text)
 
 
 def sign_out(browser: Browser) -> None:
@@ -172,11 +172,12 @@ def test_a_server_that_is_killed_in_the_middle_of_a_rollout_loses_nothing(
 ) -> None:
     sign_in(browser, web, "otto")
     browser.open(f"{web.url}/rollouts/new")
-    set_fields(browser, bundle="good 3", groups="canary,rest")
+    set_fields(browser, bundle="good 3", groups="canary,rest", soak="5s")
     browser.click("form.card button")
     wait_for(browser, text_is_there("Start on 3 devices"))
     browser.click('form[action="/rollouts"] button')
-    wait_for(browser, text_is_there("1 sent"))  # the canary is under way
+    wait_for(browser, "location.pathname.match('^/rollouts/[0-9]+$')")
+    wait_for(browser, f"{text_is_there('1 sent')} || {text_is_there('1 live')}")
     number = int(browser.evaluate("location.pathname.split('/')[2]"))
     fleet.server.kill()
     wait_for(browser, text_is_there("No server runs"))  # nobody reloads

@@ -42,6 +42,7 @@ FOREIGN = {
 SILENT = {
     ("toolkit", "demo"): "its model and all options are its own",
     ("pipelines", "demo"): "its model and all options are its own",
+    ("toolkit", "import-triton"): "its note says that `tandem build` has the options",
     ("toolkit.graph", "model"): "it reads outputs and metadata, and runs no pass",
     ("toolkit.importers", "model"): "it reads outputs and metadata, and freezes no size",
     ("toolkit.plugins", "model"): "it takes no plugins",
@@ -92,7 +93,8 @@ def options_of(command: str) -> frozenset[str]:
         for p in part.params
         for name in (*p.opts, *p.secondary_opts)
     }
-    return frozenset({"--help", *options})
+    of_matrix = options_of("build") if command == "build-all" else frozenset[str]()
+    return frozenset({"--help", *options, *of_matrix})
 
 
 @cache
@@ -102,7 +104,7 @@ def modules_of(command: str) -> frozenset[str]:
         return frozenset({PARSERS[command][0]})
     named = tandem.get_command(click.Context(tandem), command)
     assert named is not None
-    modules = {f"toolkit.cli.commands.{command}"}
+    modules = {f"toolkit.cli.commands.{command.replace('-', '_')}"}
     for one in with_subcommands(named):
         if isinstance(one.callback, partial):
             _, action, _ = one.callback.args

@@ -64,7 +64,7 @@ def test_an_imported_repository_has_engines_and_keeps_what_cannot_be_built(tmp_p
     (root / "plan" / "config.pbtxt").write_text('platform: "tensorrt_plan"')
     text = run("import-triton", root, "--profile", "laptop", "-o", tmp_path / "ours")
     assert "simple version 1: model.engine" in text
-    assert "texts version 1: model.onnx (not built: " in text
+    assert "texts version 1: model.onnx (not built, and `tandem build` says why" in text
     assert "plan version 1: left out (it has no model.onnx, but model.plan)" in text
     with served(tmp_path / "ours") as ports:
         client = triton_http.InferenceServerClient(f"127.0.0.1:{ports.http}")

@@ -20,6 +20,7 @@ from model_fixtures import small_convnet
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import tandem
 from device.start.packages import NAMES
 from toolkit.build import build_engine
 from toolkit.cli.main import COMMANDS
@@ -163,7 +164,8 @@ def test_the_wheel_holds_the_code_and_the_small_data(source: Path, wheel: Path) 
         and not name.endswith(".csv")
         and name != "configs/predicted_figures.json"
     }
-    assert set(names) - info == {"tandem/__init__.py", "tandem/py.typed", *below}
+    stubs = {f"tandem/{name}.pyi" for name in tandem._SUBMODULES}
+    assert set(names) - info == {"tandem/__init__.py", "tandem/py.typed", *stubs, *below}
     top_level = next(name for name in info if name.endswith("top_level.txt"))
     assert zipfile.ZipFile(wheel).read(top_level) == b"tandem\n"
     assert {name.rpartition("/")[2] for name in info} >= {

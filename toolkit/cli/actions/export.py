@@ -6,7 +6,7 @@ from device.profile import load_profile
 from toolkit.cli.actions.outputs import print_result
 from toolkit.cli.commands.export import Export as Options
 from toolkit.export.folder import Export, as_builtins, export_trtexec
-from toolkit.triton_repository import export_triton
+from toolkit.export.triton import export_triton
 
 
 def export(options: Options) -> None:

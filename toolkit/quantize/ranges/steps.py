@@ -368,8 +368,8 @@ def refuse_resume(options: RangeOptions) -> None:
     """Refuse a checkpoint of one process beside shards."""
     if options.resume is not None and (options.workers is not None or options.states):
         raise CalibrationError(
-            f"{options.resume} is the checkpoint of one process: leave out `--resume`, as shards "
-            "that workers have finished are in the cache"
+            f"{options.resume} is the checkpoint of one process: leave it out, as shards that "
+            "workers have finished are in the cache"
         )
 
 

@@ -1,0 +1,74 @@
+"""An engine as a model of a Triton repository.
+
+NAME/config.pbtxt      what clients see, and how requests are batched
+NAME/VERSION/          model.onnx for Triton's onnxruntime, or model.engine for `tandem serve`
+NAME/tensorrt/         models and trtexec scripts, of which a board with TensorRT makes model.plan
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from device.engine.file import open_engine
+from device.errors import TandemError
+from pipelines.serving.messages import message
+from pipelines.serving.model import ports_of_engine
+from pipelines.serving.model_config import CONFIG, complete, write_config
+from toolkit.errors import BuildError
+from toolkit.export.folder import export_trtexec, write_model
+from toolkit.export.network import joined_model
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """A model that was written; `problem`: why it has no scripts for TensorRT."""
+
+    folder: Path
+    max_batch_size: int
+    problem: str = ""
+
+
+def export_triton(engine_path: Path, repository: Path) -> ExportedModel:
+    """Write an engine as a model of a repository, called like its file.
+
+    Raises BuildError: the model is there, or cannot be written as ONNX; EngineError.
+    """
+    name = engine_path.stem
+    with open_engine(engine_path) as engine:
+        inputs, outputs = ports_of_engine(engine.manifest)
+        model = joined_model(engine)
+    config = complete(message("ModelConfig")(), name, "onnxruntime_onnx", inputs, outputs)
+    config.backend = "onnxruntime"
+    if config.max_batch_size > 1:
+        config.dynamic_batching.max_queue_delay_microseconds = 0
+        config.dynamic_batching.preserve_ordering = False
+    with new_folder(repository / name) as folder:
+        (folder / "1").mkdir()
+        write_model(folder / "1" / "model.onnx", model)
+        (folder / CONFIG).write_text(write_config(config))
+        problem = ""
+        try:
+            export_trtexec(engine_path, folder / "tensorrt")
+        except TandemError as error:
+            problem = str(error)
+    return ExportedModel(repository / name, config.max_batch_size, problem)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder that appears whole or not at all. Raises BuildError: it exists."""
+    if folder.exists():
+        raise BuildError(f"{folder} exists; give --output a folder that does not.")
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        os.rename(temporary, folder)
+    except OSError as error:
+        raise BuildError(f"{folder} cannot be written: {error.strerror}.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
