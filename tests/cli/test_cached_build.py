@@ -43,8 +43,19 @@ def test_a_second_build_is_the_first_one(build: Build, tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     report = re.compile(r"^(?!INFO|engine: ).+$", re.M)
     assert report.findall(first) == report.findall(second)
-    assert "engine: b.engine (" in second
+    assert "engine: b.engine (from the cache, " in second
+    assert "from the cache" not in first
     assert '"engine": "c.engine"' in build("-o", "c.engine", "--json")
+
+
+def test_the_cache_keeps_to_its_limit(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build()
+    assert list((tmp_path / "cache/engines").rglob("*/*"))
+    monkeypatch.setattr(cached_build, "MAX_CACHE_BYTES", 0)
+    build("--samples", "7")
+    assert not list((tmp_path / "cache/engines").rglob("*/*"))
 
 
 def change_model(folder: Path) -> None:

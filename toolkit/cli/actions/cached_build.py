@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from device.runtime.exact_products import cpu_flags
-from toolkit.cache import code_version, key_of, read_entry, write_entry
+from toolkit.cache import code_version, key_of, read_entry, trim, write_entry
 from toolkit.cli.actions.outputs import need_folders, print_page_path, write_bytes
 from toolkit.cli.command import given
 from toolkit.cli.commands.build import Build
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 REBUILD = "TANDEM_REBUILD"
 MAX_BYTES = 1 << 31  # of an engine in the cache
+MAX_CACHE_BYTES = 20 << 30  # of all entries, those used last
 _PACKAGES = (
     "highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "opencv-python-headless",
     "triton",
@@ -84,6 +85,7 @@ def build_cached(options: Build, measured: "dict[str, Ranges] | None" = None) ->
         kept = Built(_moved(built.text, options, store=True), built.json, built.table)
         entry = _Entry(kept, options.engine.read_bytes())
         write_entry("engines", key, msgspec.msgpack.encode(entry))
+        trim(MAX_CACHE_BYTES)
     return built, False
 
 
@@ -178,7 +180,7 @@ def _from_cache(key: str, options: Build) -> Built | None:
 def _moved(text: str, options: Build, *, store: bool) -> str:
     """Return a report without the engine's path, or with it."""
     here = f"engine: {options.engine} ("
-    return text.replace(here, _WHERE) if store else text.replace(_WHERE, here)
+    return text.replace(here, _WHERE) if store else text.replace(_WHERE, f"{here}from the cache, ")
 
 
 def _parts(value: object) -> Iterator[str]:
