@@ -214,6 +214,6 @@ def _dask(address: str) -> Executor:
             f"the scheduler {address} cannot be reached ({error}): start it with `dask scheduler`, "
             "or check its address"
         ) from error
-    executor: Executor = client.get_executor()
+    executor: Executor = client.get_executor(pure=False)  # twice: run twice
     executor.shutdown = lambda *_, **__: client.close()  # type: ignore[method-assign]
     return executor
