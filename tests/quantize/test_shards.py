@@ -24,14 +24,14 @@ from PIL import Image
 from calibration.errors import CalibrationError
 from calibration.table import encode_table
 from device.start.process_tree import ProcessRow, descendants, process_rows
-from toolkit.cache import code_version
+from toolkit.cache import code_version, read_entry, write_entry
 from toolkit.cli.main import tandem as command_line
 from toolkit.engine.measure import CalibrateRequest, measure_model, measure_shard
 from toolkit.errors import WorkersError
 from toolkit.quantize.ranges import shards
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 from toolkit.quantize.ranges.report_text import ranges_text
-from toolkit.workers import Workers, _answer, open_workers
+from toolkit.workers import RefusedError, Workers, _answer, open_workers
 
 PLAIN = RangeOptions("minmax")
 
@@ -249,6 +249,41 @@ def test_finished_shards_are_taken_from_the_cache_and_damaged_ones_made_again(
         assert_same(measured(model, arrays, options), plain)
         assert len(ran) == count + 1
     assert "is damaged and is made again" in caplog.text
+
+
+def test_workers_that_live_on_see_files_that_were_added(model: Path, arrays: Path) -> None:
+    with threads(2) as workers:
+        options = replace(PLAIN, workers=workers)
+        moved = (arrays / "5.npy").rename(arrays.parent / "5.npy")
+        measured(model, arrays, options)
+        moved.rename(arrays / "5.npy")
+        assert_same(measured(model, arrays, options), measured(model, arrays))
+
+
+def test_a_worker_with_other_files_is_refused(model: Path, arrays: Path) -> None:
+    texts: list[str] = []
+
+    class Spy(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            texts.append(args[2][0])
+            return super().submit(fn, *args, **kwargs)
+
+    with Workers(lambda: Spy(1)) as workers:
+        measured(model, arrays, replace(PLAIN, workers=workers))
+    with pytest.raises(RefusedError, match="other files for samples 20 to 30"):
+        shards.observe_shard(texts[0], "0" * 64, 20, 30)
+
+
+def test_an_entry_that_is_no_such_shard_is_made_again(
+    model: Path, arrays: Path, tmp_path: Path
+) -> None:
+    with threads(2) as workers:
+        options = replace(PLAIN, workers=workers)
+        plain = measured(model, arrays, options)
+        first, second, third, *_ = sorted((tmp_path / "cache" / "shards").glob("*/*"))
+        write_entry("shards", first.name, b"no shard")
+        write_entry("shards", second.name, read_entry("shards", third.name) or b"")
+        assert_same(measured(model, arrays, options), plain)
 
 
 def test_no_task_names_a_secret(model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,8 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Job(msgspec.Struct, frozen=True):
     """What workers must know; nothing of it is secret. `first`: end of the head, and the hash of
-    the first sample and its activations."""
+    the first sample and its activations. `shards`: hash of the keys of all, so that the files are
+    opened anew if one has changed."""
 
     cache: str
     graph: Sha256
@@ -79,6 +80,7 @@ class _Job(msgspec.Struct, frozen=True):
     preprocess: PreprocessConfig | None
     samples: int | None
     first: tuple[int, str]
+    shards: Sha256
     threads: int
 
 
@@ -113,14 +115,10 @@ class ShardedPass:
         return list(pairwise(first + rest * number // count for number in range(count + 1)))
 
     def key(self, start: int, stop: int) -> str:
-        return key_of(
-            code_version(),
-            self.graph_sha256,
-            self.first,
-            repr((list(self.tensors), self.inputs, start, stop)),
-            msgspec.json.encode(self.preprocess),
-            self.data.part(start, stop).sha256(),
+        description = _description(
+            self.graph_sha256, self.first, self.tensors, self.inputs, self.preprocess
         )
+        return _key(description, self.data, start, stop)
 
     def observe(self, run: Run, start: int, stop: int) -> bytes:
         """Observe a shard in this process."""
@@ -128,6 +126,23 @@ class ShardedPass:
             run, self.data, self.tensors,
             key=self.key(start, stop), start=start, stop=stop, threads=min(THREADS, usable_cores()),
         )  # fmt: skip
+
+
+def _description(
+    graph_sha256: str,
+    first: str,
+    tensors: Sequence[str],
+    inputs: Sequence[InputSpec],
+    preprocess: PreprocessConfig | None,
+) -> str:
+    return key_of(
+        code_version(), graph_sha256, first, repr((list(tensors), inputs)),
+        msgspec.json.encode(preprocess),
+    )  # fmt: skip
+
+
+def _key(description: str, data: Divisible, start: int, stop: int) -> str:
+    return key_of(description, repr((start, stop)), data.part(start, stop).sha256())
 
 
 def sharded_pass(
@@ -166,11 +181,15 @@ def shards_of_workers(
 ) -> Iterator[Shard]:
     """Yield the shards, of the cache or of workers, in the order in which they come."""
     total, done = len(sharded.data), sharded.head.stop
+    keys = {place: sharded.key(*place) for place in sharded.ranges(count)}
     missing: dict[tuple[int, int], str] = {}
-    for start, stop in sharded.ranges(count):
-        key = sharded.key(start, stop)
+
+    def check(place: tuple[int, int], content: bytes) -> str:
+        return _misfit(content, keys[place], place, sharded.tensors)
+
+    for (start, stop), key in keys.items():
         content = read_entry("shards", key)
-        if content is None:
+        if content is None or check((start, stop), content):
             missing[start, stop] = key
             continue
         yield decode_shard(content, "a shard of the cache")
@@ -189,11 +208,12 @@ def shards_of_workers(
         preprocess=sharded.preprocess,
         samples=sharded.samples,
         first=(sharded.head.stop, sharded.first),
+        shards=key_of(*keys.values()),
         threads=workers.threads,
     )
     text = msgspec.json.encode(job).decode()
     tasks = {place: (text, key, *place) for place, key in missing.items()}
-    for (start, stop), content in workers.run(observe_shard, tasks, alike=True):
+    for (start, stop), content in workers.run(observe_shard, tasks, alike=True, check=check):
         write_entry("shards", missing[start, stop], content)
         yield decode_shard(content, "a shard of a worker")
         done += stop - start
@@ -274,6 +294,8 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
     with _OPENING:
         work = _opened(job)
     threads = min(THREADS, work.threads)
+    if _key(work.description, work.data, start, stop) != key:
+        raise RefusedError(f"has other files for samples {start} to {stop}")
     with about(f"samples {start} to {stop}"):
         return _observed(
             work.run, work.data, work.tensors, key=key, start=start, stop=stop, threads=threads
@@ -286,6 +308,7 @@ class _Work:
     data: Divisible
     tensors: tuple[str, ...]
     threads: int
+    description: str
 
 
 @lru_cache(maxsize=2)
@@ -302,7 +325,8 @@ def _opened(text: str) -> _Work:
     cores = job.threads or usable_cores()
     threads = min(THREADS, cores)
     try:
-        data = open_data(Path(job.data), input_specs(graph), job.preprocess, job.samples)
+        inputs = input_specs(graph)
+        data = open_data(Path(job.data), inputs, job.preprocess, job.samples)
         run = ActivationRunner(graph, job.tensors, cores // threads)
         assert isinstance(data, Divisible)
         stop, expected = job.first
@@ -314,7 +338,8 @@ def _opened(text: str) -> _Work:
             "computes other bits for the first sample: its CPU, its versions of packages or its "
             "files differ"
         )
-    return _Work(run, data, job.tensors, threads)
+    description = _description(job.graph, expected, job.tensors, inputs, job.preprocess)
+    return _Work(run, data, job.tensors, threads, description)
 
 
 def _observed(
@@ -359,6 +384,18 @@ def decode_shard(data: bytes, where: str) -> Shard:
     except (msgspec.MsgspecError, ValueError) as error:
         raise CalibrationError(f"{where} is damaged ({error}): observe that shard again") from error
     return shard
+
+
+def _misfit(content: bytes, key: str, place: tuple[int, int], tensors: Sequence[str]) -> str:
+    """Why an encoded shard is not that of `key`; empty if it is."""
+    where = "its shard"
+    try:
+        shard = decode_shard(content, where)
+        names = decode_state(shard.state, where).histograms.keys() if shard.state else set(tensors)
+    except CalibrationError as error:
+        return f"gives no shard: {error}"
+    fits = (shard.key, (shard.start, shard.stop), set(names)) == (key, place, set(tensors))
+    return "" if fits else "gives a shard of other samples, tensors or files"
 
 
 def _unpacked(shard: Shard) -> Mapping[str, NDArray[np.bool_]]:
