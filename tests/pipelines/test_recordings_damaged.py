@@ -116,7 +116,7 @@ def test_the_next_file_takes_a_free_number(tmp_path: Path) -> None:
 
 def test_a_failed_sync_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcap_file, "CHUNK_S", 0.0)
-    monkeypatch.setattr(mcap_file.os, "fdatasync", fail)
+    monkeypatch.setattr("os.fdatasync", fail)
     sink = sink_at(tmp_path / "a.mcap")
     put(sink, 0)
     with pytest.raises(OSError, match="No space"):
