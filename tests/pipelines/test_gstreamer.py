@@ -175,6 +175,40 @@ def test_a_bridge_joins_an_appsink_to_an_appsrc(folder: Path, tmp_path: Path) ->
     assert cv2.imread(str(tmp_path / "bridged7.png")).shape == (64, 64, 3)
 
 
+SIZES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tandeminfer import Bridge, Gst, Worker, WorkerError
+picture = bytes(64 * 64 * 3)
+caps = Gst.Caps.from_string("video/x-raw,format=BGR,width=64,height=64,framerate=30/1")
+worker = Worker("colours.toml", draw=True)
+seen = []
+bridge = Bridge(worker, on_result=lambda _, buffer: seen.append(buffer))
+bridge.push(Gst.Buffer.new_wrapped(picture + b"padding"), caps)
+assert seen[0].extract_dup(len(picture), 7) == b"padding"
+try:
+    bridge.push(Gst.Buffer.new_wrapped(picture[:-9]), caps)
+except WorkerError as error:
+    print(error)
+worker.close()
+"""
+
+
+def run_program(folder: Path, tmp_path: Path, program: str) -> str:
+    done = subprocess.run(
+        [SYSTEM_PYTHON, "-c", program, ROOT / "pipelines/gstreamer/python"],
+        cwd=folder, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_buffers_may_be_padded_and_not_shorter_than_a_frame(folder: Path, tmp_path: Path) -> None:
+    said = run_program(folder, tmp_path, SIZES)
+    assert said.startswith("a frame has 12279 bytes, fewer than the 12288 of its caps: put")
+
+
 ANALYTICS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])

@@ -131,14 +131,20 @@ class Worker:
     def infer(self, data: memoryview, pts_ns: int | None) -> str:
         """Return the result of a frame as JSON; with `draw`, `drawn` is the picture afterwards."""
         assert self._memory is not None
-        self._memory[: len(data)] = data
+        size = len(self._memory)
+        if len(data) < size:
+            raise WorkerError(
+                f"a frame has {len(data)} bytes, fewer than the {size} of its caps: put"
+                " videoconvert before tandeminfer."
+            )
+        self._memory[:] = data[:size]
         self._send({"pts": pts_ns})
         return self._answer()
 
-    def drawn(self, size: int) -> bytes:
+    def drawn(self) -> bytes:
         """Return the picture of the last result."""
         assert self._memory is not None
-        return self._memory[:size]
+        return self._memory[:]
 
     def close(self) -> None:
         """End the process; the sinks of its pipeline close their files."""
@@ -294,7 +300,8 @@ def run_on(buffer: Gst.Buffer, worker: Worker) -> str:
     try:
         text = worker.infer(info.data, pts_ns)
         if worker.draw:
-            info.data[:] = worker.drawn(len(info.data))
+            picture = worker.drawn()
+            info.data[: len(picture)] = picture  # a buffer may be padded
     finally:
         buffer.unmap(info)
     return text
