@@ -71,7 +71,9 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
 def main(argv: list[str]) -> int:
     """Answer frames until standard input ends; 1 after an error."""
     memory, pipeline, engine, labels, draw = argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for GStreamer, which ends this
+    # These reach the whole group; they are for GStreamer, which ends this, so that sinks are closed.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(take_stdout(), "wb", buffering=0)
     try:
         with ExitStack() as stack:

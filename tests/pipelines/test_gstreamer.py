@@ -209,6 +209,51 @@ def test_buffers_may_be_padded_and_not_shorter_than_a_frame(folder: Path, tmp_pa
     assert said.startswith("a frame has 12279 bytes, fewer than the 12288 of its caps: put")
 
 
+SLOW = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from tandeminfer import Bridge, Gst, Worker
+caps = Gst.Caps.from_string("video/x-raw,format=BGR,width=64,height=64,framerate=30/1")
+target = Gst.parse_launch("appsrc name=a format=time max-bytes=20000 ! fakesink")
+target.set_state(Gst.State.PAUSED)
+source = target.get_by_name("a")
+worker = Worker("colours.toml")
+bridge = Bridge(worker, None, source)
+def push():
+    for _ in range(20):
+        bridge.push(Gst.Buffer.new_wrapped(bytes(64 * 64 * 3)), caps)
+thread = threading.Thread(target=push)
+thread.start()
+thread.join(2)
+print(thread.is_alive(), source.get_property("current-level-bytes") <= 20000 + 64 * 64 * 3)
+target.set_state(Gst.State.NULL)
+thread.join()
+worker.close()
+"""
+
+
+def test_a_bridge_waits_for_a_slow_output(folder: Path, tmp_path: Path) -> None:
+    assert run_program(folder, tmp_path, SLOW) == "True True\n"
+
+
+SIGNALS = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from tandeminfer import Bridge, Gst, Worker
+caps = Gst.Caps.from_string("video/x-raw,format=BGR,width=64,height=64,framerate=30/1")
+worker = Worker("colours.toml")
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    os.kill(worker._process.pid, number)
+print(Bridge(worker).push(Gst.Buffer.new_wrapped(bytes(64 * 64 * 3)), caps)["seq"])
+worker.close()
+print(worker._process.returncode)
+"""
+
+
+def test_the_engine_ends_with_its_input_and_not_by_a_signal(folder: Path, tmp_path: Path) -> None:
+    assert run_program(folder, tmp_path, SIGNALS) == "0\n0\n"
+
+
 ANALYTICS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])

@@ -328,6 +328,8 @@ class Bridge:
         self._caps: Gst.Caps | None = None
         self._lock = threading.Lock()
         self.error: WorkerError | None = None
+        if appsrc is not None:
+            appsrc.set_property("block", True)  # a slow output holds the frames back
         if appsink is not None:
             appsink.set_property("caps", DRAWN_CAPS if worker.draw else CAPS)
             appsink.set_property("emit-signals", True)
