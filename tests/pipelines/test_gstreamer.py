@@ -1,18 +1,32 @@
 """The element `tandeminfer` in lines of gst-launch-1.0, and as a bridge of appsink and appsrc."""
 
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
-from video_fixtures import COLOUR_TOML, LABELS, colour_model, require_program, scene
+from video_fixtures import (
+    COLOUR_TOML,
+    LABELS,
+    PATIENCE_S,
+    colour_model,
+    require_program,
+    scene,
+    wait_for,
+)
 
+from device.protocol.messages import Stats
+from pipelines.gstreamer import worker
+from pipelines.sinks.result import SinkContext
 from toolkit.build import BuildOptions, build_engine
 
 ROOT = Path(__file__).parents[2]
@@ -281,6 +295,45 @@ def test_boxes_become_analytics_where_gstreamer_has_them() -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout) == [["red", 1, 2, 10, 6, 0.5]]
+
+
+def test_sinks_control_the_pipeline_and_get_its_figures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts, stats = [], []
+
+    class Sinks(worker.OpenSinks):
+        def __init__(self, configs: list, context: SinkContext) -> None:
+            super().__init__(configs, context)
+            contexts.append(context)
+
+        def take_stats(self, figures: Stats) -> None:
+            stats.append(figures)
+
+    picture = scene(2, 2)
+    layout = {"format": "BGR", "width": 64, "height": 64, "stride": 192, "size": picture.nbytes}
+    requests = [{"caps": layout}, *({"pts": number} for number in range(4))]
+    lines = io.BytesIO(b"".join(json.dumps(one).encode() + b"\n" for one in requests))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=lines))
+    monkeypatch.setattr(worker, "OpenSinks", Sinks)
+    config, files = worker._find(folder / "colours.toml", "", "", ExitStack())
+    with ExitStack() as stack:
+        memory = stack.enter_context(os.fdopen(os.memfd_create("frames"), "wb", buffering=0))
+        memory.write(picture.tobytes())
+        answers = worker._answers(config, files, memory.fileno(), False, stack)
+        assert json.loads(next(answers)) == {"ready": True}
+        (context,) = contexts
+        assert dict(context.models) == {config.first.name: context.labels}
+        assert context.about["pipeline"] == config.name
+        assert len(json.loads(next(answers))["detections"]) == 1
+        context.controls.set_least_score(context.cameras[0], 1.0)
+        assert json.loads(next(answers))["detections"] == []
+        context.controls.switch(context.cameras[0], on=False)
+        assert next(answers) == b""
+        context.controls.switch(context.cameras[0], on=True)
+        assert json.loads(next(answers))["seq"] == 2
+        wait_for(lambda: sum(one.frames for one in stats) == 3, PATIENCE_S, "figures")
+    assert stats[-1].dropped == {"paused": 1}
 
 
 def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
