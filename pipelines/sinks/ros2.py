@@ -140,6 +140,7 @@ class Ros2Out(AbstractContextManager["Ros2Out"]):
                 " `camera_info`."
             )
         cameras = context.cameras
+        check_names(cameras)
         calibrations = {
             camera: read_calibration(_of_camera(config.camera_info, camera))
             for camera in cameras
@@ -288,6 +289,18 @@ def ros_name(name: str) -> str:
     """Return a name of ours as a part of a topic: letters, digits and `_`, no digit first."""
     text = re.sub(r"\W", "_", name)
     return f"_{text}" if text[:1].isdigit() else text
+
+
+def check_names(cameras: Sequence[str]) -> None:
+    """Raise PipelineError: the topics of two cameras would be the same."""
+    known: dict[str, str] = {}
+    for camera in cameras:
+        other = known.setdefault(ros_name(camera), camera)
+        if other != camera:
+            raise PipelineError(
+                f"the sources {other!r} and {camera!r} have the same topics in ROS 2,"
+                f" /{ros_name(camera)}: give one of them another id."
+            )
 
 
 def _of_camera(text: str, camera: str) -> str:

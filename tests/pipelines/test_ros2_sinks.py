@@ -34,7 +34,7 @@ from pipelines.ros2.messages import (
 )
 from pipelines.ros2.type_hash import type_hash
 from pipelines.ros2.wire import Node, open_wire
-from pipelines.sink_config import Ros2Sink
+from pipelines.sink_config import FoxgloveSink, McapSink, Ros2Sink
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.events import make_event
 from pipelines.sinks.result import FrameResult, Roles, SinkContext
@@ -327,6 +327,12 @@ def test_what_a_sink_cannot_do_is_an_error_at_start(options, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("config", [Ros2Sink(), McapSink(path="a.mcap"), FoxgloveSink()])
+def test_cameras_with_the_same_topics_are_refused(config):
+    with pytest.raises(PipelineError, match=r"'a-b' and 'a_b' have the same topics .* /a_b: give"):
+        open_sink(config, SinkContext(LABELS, cameras=("a-b", "c", "a_b")))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -462,6 +468,9 @@ def test_a_source_reads_pictures_with_their_capture_time(router, wire):
 def test_encodings_become_bgr():
     from pipelines.sources.ros2 import _from_image
 
+    flags = _from_image(image_message()).flags
+    assert flags.c_contiguous
+    assert flags.writeable
     rgb = image_message("rgb8", PIXELS[..., ::-1].copy())
     assert np.array_equal(_from_image(rgb), PIXELS)
     alpha = np.concatenate([PIXELS, PIXELS[..., :1]], axis=2)
