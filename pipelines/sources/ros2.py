@@ -121,9 +121,9 @@ def _from_image(message: dict[str, Any]) -> Image:
             f"an Image of {width} x {height} {encoding} has {len(data)} bytes in rows of {step}"
         )
     rows = np.frombuffer(data, np.uint8, height * step).reshape(height, step)
-    pixels: Image = rows[:, : width * size].reshape(height, width, size)
+    pixels = rows[:, : width * size].reshape(height, width, size)
     if conversion is None:
-        return pixels.copy()  # one that may be written, in rows without padding
+        return np.array(pixels, np.uint8, order="C")  # writable, without padding
     try:
         return np.asarray(cv2.cvtColor(pixels, getattr(cv2, conversion)), np.uint8)
     except cv2.error as error:  # an odd width of a format with half of the colours
