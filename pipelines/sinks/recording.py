@@ -21,7 +21,7 @@ from pipelines.ros2.cdr import Message
 from pipelines.sink_config import FoxgloveSink, McapSink
 from pipelines.sinks import ros2_messages as convert
 from pipelines.sinks.result import FrameResult, SinkContext
-from pipelines.sinks.ros2 import clock_text, ros_name
+from pipelines.sinks.ros2 import check_names, clock_text, ros_name
 from pipelines.vision import cv2
 
 QUEUED = 8  # frames that wait for the thread; then the newest is dropped
@@ -74,6 +74,7 @@ class RecordingOut(AbstractContextManager["RecordingOut"]):
     kind: str
 
     def __init__(self, config: McapSink | FoxgloveSink, context: SinkContext) -> None:
+        check_names(context.cameras)
         self._config = config
         self._topics = {
             camera: [
