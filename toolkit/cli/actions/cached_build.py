@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import subprocess
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -18,12 +19,16 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from device.errors import TandemError
 from device.runtime.exact_products import cpu_flags
 from toolkit.cache import code_version, key_of, read_entry, trim, write_entry
 from toolkit.cli.actions.outputs import need_folders, print_page_path, write_bytes
 from toolkit.cli.command import given
 from toolkit.cli.commands.build import Build
+from toolkit.cli.options.choices import PREPROCESSINGS
+from toolkit.importers.formats import format_of
 from toolkit.importers.source import model_sha256
+from toolkit.importers.tensorflow import find_interpreter
 
 if TYPE_CHECKING:
     from toolkit.quantize.ranges.measure import Ranges
@@ -32,11 +37,12 @@ LOG = logging.getLogger(__name__)
 REBUILD = "TANDEM_REBUILD"
 MAX_BYTES = 1 << 31  # of an engine in the cache
 MAX_CACHE_BYTES = 20 << 30  # of all entries, those used last
-_PACKAGES = (
-    "highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "opencv-python-headless",
-    "triton",
-)  # fmt: skip
+_PACKAGES = ("highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "triton")
 _NO_PART = frozenset({"out", "html", "as_json", "workers", "save_table", "resume"})
+_VERSIONS = (
+    "from importlib.metadata import distributions as all_of\n"
+    "print(sorted(f'{one.name} {one.version}' for one in all_of()))"
+)
 _WHERE = "engine: \0 ("  # in the place of the engine's path
 
 
@@ -96,18 +102,26 @@ def build_key(options: Build) -> str | None:
     """
     if os.environ.get(REBUILD) or options.html or options.calibration.resume:
         return None
-    if options.source.plugins or Path(options.calibration.preprocess.preprocess or "").suffix:
+    preprocess = options.calibration.preprocess.preprocess
+    if options.source.plugins or preprocess not in (None, *PREPROCESSINGS):
         return None
-    model = options.model
-    if not model.exists() or _has_external_data(model):
+    read = [path for path in (options.model, options.ranges.table) if path is not None]
+    if not all(path.exists() for path in read) or any(map(_has_external_data, read)):
+        return None
+    exporter = _exporter(options.model)
+    if exporter is None:
         return None
     parts = [code_version(), platform.python_version(), platform.machine()]
     parts += [f"{name} {_version(name)}" for name in _PACKAGES]
+    parts.append(exporter)
     if options.data is not None:  # ranges are measured in floating point
-        parts += sorted(cpu_flags())
+        from pipelines.vision import cv2
+
+        parts += [*sorted(cpu_flags()), cv2.getBuildInformation()]
     parts += _parts(options)
-    if Path(options.profile).suffix == ".toml":
-        parts.append(_content(Path(options.profile)))
+    profile = Path(options.profile)
+    if profile.suffix == ".toml" or len(profile.parts) != 1:  # as load_profile has it
+        parts.append(_content(profile))
     return key_of(*parts)
 
 
@@ -199,7 +213,23 @@ def _parts(value: object) -> Iterator[str]:
 
 def _has_external_data(model: Path) -> bool:
     """Whether weights may stand in other files, which the key does not see."""
-    return model.is_file() and model.suffix == ".onnx" and b"location" in model.read_bytes()
+    if not model.is_file() or model.name == "saved_model.pb":
+        return model.is_file()
+    return format_of(model) is None and b"location" in model.read_bytes()
+
+
+def _exporter(model: Path) -> str | None:
+    """Return the versions of what makes ONNX of a model, None if they cannot be known."""
+    kind = format_of(model)
+    if kind is None or not kind.nhwc:
+        return f"torch {_version('torch')}" if kind else ""
+    try:
+        python = find_interpreter(model.name)
+        return subprocess.run(
+            [python, "-c", _VERSIONS], capture_output=True, check=True, text=True
+        ).stdout
+    except (TandemError, OSError, subprocess.SubprocessError):
+        return None
 
 
 def _content(path: Path) -> str:
