@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,3 +189,20 @@ def test_another_cv2_calibrates_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first = key(tmp_path, *words)
     monkeypatch.setattr("pipelines.vision.cv2.getBuildInformation", lambda: "another")
     assert key(tmp_path, *words) != first
+
+
+def test_a_model_that_changes_while_it_is_built_is_not_kept(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toolkit.cli.actions import build as build_action
+
+    real = build_action.build_now
+
+    def build_and_change(*arguments: Any) -> cached_build.Built:
+        built = real(*arguments)
+        change_model(tmp_path)
+        return built
+
+    monkeypatch.setattr(build_action, "build_now", build_and_change)
+    build("--precision", "fp32", data=False)
+    assert not list((tmp_path / "cache/engines").rglob("*/*"))

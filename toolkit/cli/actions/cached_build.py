@@ -87,7 +87,8 @@ def build_cached(options: Build, measured: "dict[str, Ranges] | None" = None) ->
 
     with workers_of(options.calibration) as workers:
         built = build_now(options, workers, measured)
-    if key is not None and options.engine.stat().st_size < MAX_BYTES:
+    # What was read may have changed meanwhile.
+    if key and options.engine.stat().st_size < MAX_BYTES and build_key(options) == key:
         kept = Built(_moved(built.text, options, store=True), built.json, built.table)
         entry = _Entry(kept, options.engine.read_bytes())
         write_entry("engines", key, msgspec.msgpack.encode(entry))
