@@ -120,10 +120,14 @@ def build_key(options: Build) -> str | None:
 
         parts += [*sorted(cpu_flags()), cv2.getBuildInformation()]
     parts += _parts(options)
-    profile = Path(options.profile)
-    if profile.suffix == ".toml" or len(profile.parts) != 1:  # as load_profile has it
-        parts.append(_content(profile))
+    if names_file(options.profile):
+        parts.append(_content(Path(options.profile)))
     return key_of(*parts)
+
+
+def names_file(profile: str) -> bool:
+    """Whether `load_profile` takes this for the path of a file, not for a shipped profile."""
+    return Path(profile).suffix == ".toml" or len(Path(profile).parts) != 1
 
 
 def refuse(options: Build) -> None:
