@@ -206,3 +206,37 @@ def test_a_model_that_changes_while_it_is_built_is_not_kept(
     monkeypatch.setattr(build_action, "build_now", build_and_change)
     build("--precision", "fp32", data=False)
     assert not list((tmp_path / "cache/engines").rglob("*/*"))
+
+
+@pytest.mark.usefixtures("build")
+def test_of_a_folder_the_files_that_are_sampled_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.png").write_bytes(b"%d" % number)
+    (folder / ".0.png").write_bytes(b"hidden")
+    reads: list[str] = []
+    real = cached_build.model_sha256
+
+    def counted(path: Path) -> str:
+        reads.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(cached_build, "model_sha256", counted)
+    words = ("--data", str(folder), "--samples", "2")
+    first = key(tmp_path, *words)
+    assert [name for name in reads if name.endswith("png")] == ["0.png", "4.png"]
+    (folder / "m.engine").write_bytes(b"an output in the same folder")
+    assert key(tmp_path, *words) == first
+    for name in ("4.png", "5.png"):
+        before = key(tmp_path, *words)
+        (folder / name).write_bytes(b"another")
+        assert key(tmp_path, *words) != before
+
+
+@pytest.mark.usefixtures("build")
+def test_data_that_are_not_there_are_called_data() -> None:
+    done = CliRunner().invoke(command_line, ["build", "m.onnx", "--data", "nodata"])
+    assert "nodata: no such calibration data" in str(done.exception)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from calibration.dataset import ARRAYS, PICTURES
 from device.errors import TandemError
 from device.runtime.exact_products import cpu_flags
 from toolkit.cache import code_version, key_of, read_entry, trim, write_entry
@@ -38,7 +39,8 @@ REBUILD = "TANDEM_REBUILD"
 MAX_BYTES = 1 << 31  # of an engine in the cache
 MAX_CACHE_BYTES = 20 << 30  # of all entries, those used last
 _PACKAGES = ("highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "triton")
-_NO_PART = frozenset({"out", "html", "as_json", "workers", "save_table", "resume"})
+_DATA = PICTURES | ARRAYS
+_NO_PART = frozenset({"out", "html", "as_json", "workers", "save_table", "resume", "data"})
 _VERSIONS = (
     "from importlib.metadata import distributions as all_of\n"
     "print(sorted(f'{one.name} {one.version}' for one in all_of()))"
@@ -107,7 +109,9 @@ def build_key(options: Build) -> str | None:
     if options.source.plugins or preprocess not in (None, *PREPROCESSINGS):
         return None
     read = [path for path in (options.model, options.ranges.table) if path is not None]
-    if not all(path.exists() for path in read) or any(map(_has_external_data, read)):
+    if any(not path.exists() or _has_external_data(path) for path in read):
+        return None  # the build says what is missing
+    if options.data is not None and not options.data.exists():
         return None
     exporter = _exporter(options.model)
     if exporter is None:
@@ -119,6 +123,7 @@ def build_key(options: Build) -> str | None:
         from pipelines.vision import cv2
 
         parts += [*sorted(cpu_flags()), cv2.getBuildInformation()]
+        parts.append(options.data.name + _content(options.data, _DATA, options.calibration.samples))
     parts += _parts(options)
     if names_file(options.profile):
         parts.append(_content(Path(options.profile)))
@@ -237,17 +242,37 @@ def _exporter(model: Path) -> str | None:
         return None
 
 
-def _content(path: Path) -> str:
-    """Return the hash of a file or folder, which is read once for all builds of this process."""
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    states = [(str(one), one.stat()) for one in files if one.is_file()]
-    return _hashed(path, tuple((name, s.st_size, s.st_mtime_ns) for name, s in states))
+def _content(path: Path, kinds: frozenset[str] = frozenset(), samples: int | None = None) -> str:
+    """Return the hash of a file or folder, which is read once for all builds of this process.
+
+    `kinds`: the endings of what is read there; `samples`: how many files, spread as calibration
+    does. What batches read beyond these is known by name, size and time.
+    """
+    names = [""]
+    if path.is_dir():
+        files = {one.relative_to(path).as_posix(): one for one in path.rglob("*")}
+        if kinds:  # hidden files are no data
+            files = {
+                name: one
+                for name, one in files.items()
+                if one.suffix.lower() in kinds and "/." not in f"/{name}"
+            }
+        names = sorted(name for name, one in files.items() if one.is_file())
+    states = [(name, (path / name).stat()) for name in names]
+    return _hashed(path, tuple((name, s.st_size, s.st_mtime_ns) for name, s in states), samples)
 
 
 @lru_cache(maxsize=256)
-def _hashed(path: Path, states: tuple[tuple[str, int, int], ...]) -> str:
+def _hashed(path: Path, states: tuple[tuple[str, int, int], ...], samples: int | None) -> str:
     """The hash of what is at a path as long as no file there changes."""
-    return model_sha256(path)
+    count = min(len(states), samples or len(states))
+    read = {number * len(states) // count for number in range(count)}
+    return key_of(
+        *(
+            f"{state[0]} {model_sha256(path / state[0])}" if number in read else repr(state)
+            for number, state in enumerate(states)
+        )
+    )
 
 
 def _version(package: str) -> str:
