@@ -1,6 +1,7 @@
 """A build that was done before is taken from the cache, and only where nothing has changed."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,17 @@ def test_of_a_folder_the_files_that_are_sampled_are_read(
 def test_data_that_are_not_there_are_called_data() -> None:
     done = CliRunner().invoke(command_line, ["build", "m.onnx", "--data", "nodata"])
     assert "nodata: no such calibration data" in str(done.exception)
+
+
+@pytest.mark.usefixtures("build")
+def test_another_checkout_has_the_same_keys(tmp_path: Path) -> None:
+    shutil.copy(configs.ROOT / "profiles" / "laptop.toml", tmp_path / "mine.toml")
+    (tmp_path / "data").mkdir()
+    shutil.move(tmp_path / "d.npy", tmp_path / "data")
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path, other)
+    keys = {
+        key(at, "--data", str(at / "data"), "--profile", str(at / "mine.toml"))
+        for at in (tmp_path, other)
+    }
+    assert len(keys) == 1

@@ -40,7 +40,9 @@ MAX_BYTES = 1 << 31  # of an engine in the cache
 MAX_CACHE_BYTES = 20 << 30  # of all entries, those used last
 _PACKAGES = ("highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "triton")
 _DATA = PICTURES | ARRAYS
-_NO_PART = frozenset({"out", "html", "as_json", "workers", "save_table", "resume", "data"})
+_NO_PART = frozenset(
+    {"out", "html", "as_json", "workers", "save_table", "resume", "data", "profile"}
+)
 _VERSIONS = (
     "from importlib.metadata import distributions as all_of\n"
     "print(sorted(f'{one.name} {one.version}' for one in all_of()))"
@@ -125,8 +127,8 @@ def build_key(options: Build) -> str | None:
         parts += [*sorted(cpu_flags()), cv2.getBuildInformation()]
         parts.append(options.data.name + _content(options.data, _DATA, options.calibration.samples))
     parts += _parts(options)
-    if names_file(options.profile):
-        parts.append(_content(Path(options.profile)))
+    profile = Path(options.profile)
+    parts.append(profile.name + (_content(profile) if names_file(options.profile) else ""))
     return key_of(*parts)
 
 
@@ -215,10 +217,10 @@ def _parts(value: object) -> Iterator[str]:
             continue
         if is_dataclass(item):
             yield from _parts(item)
+        elif isinstance(item, Path):  # the same in another checkout
+            yield f"{one.name} {item.name} {_content(item)}"
         else:
             yield f"{one.name} {item!r}"
-        if isinstance(item, Path):
-            yield _content(item)
 
 
 def _has_external_data(model: Path) -> bool:
