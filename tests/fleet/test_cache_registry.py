@@ -1,6 +1,7 @@
 """The cache of builds as an artifact of a real OCI registry."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,6 @@ def test_info_and_trim_keep_what_was_used_last(
     mib = 1 << 20
     for number in range(3):
         write_entry("shards", key_of(str(number)), bytes(mib // 2))
-    import os
-
     for number, entry in enumerate(list(entries())):
         os.utime(entry.path, (number, number))
     oldest = next(iter(entries())).key
@@ -56,3 +55,17 @@ def test_info_and_trim_keep_what_was_used_last(
     assert (facts["folder"], facts["kinds"]["shards"]["entries"]) == (str(tmp_path), 3)
     assert run("trim", "--to", "1MiB")["entries"] == 2
     assert [entry.key for entry in entries()] == [oldest]
+
+
+def test_trim_removes_what_killed_writers_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
+    write_entry("engines", key_of("whole"), b"whole")
+    folder = next(entries()).path.parent
+    for name in (".a.0.tmp", "b.part", ".new.0.tmp"):
+        (folder / name).write_bytes(bytes(10))
+        if "new" not in name:
+            os.utime(folder / name, (0, 0))
+    assert run("trim", "--to", "1MiB") == {"entries": 2, "bytes": 20}
+    assert {path.name for path in folder.iterdir()} == {".new.0.tmp", key_of("whole")}
