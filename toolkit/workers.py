@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from concurrent.futures.process import ProcessPoolExecutor
@@ -28,6 +29,7 @@ from toolkit.errors import WorkersError
 LOG = logging.getLogger(__name__)
 MAX_LOST = 8  # losses without a result in between
 MIN_LATE_S, LATE = 5.0, 3.0  # no result for so long, and so many times the longest pause
+COPIES = 4  # of a late task at most
 CONNECT = "10s"  # to a scheduler
 REFUSED_S = 2.0  # that a worker waits once it has refused: others are to take its tasks
 
@@ -39,6 +41,7 @@ class RefusedError(Exception):
 
 
 class _Answer(msgspec.Struct, frozen=True):
+    worker: str
     result: bytes = b""
     refused: str = ""
     failure: str = ""
@@ -72,45 +75,52 @@ class Workers(AbstractContextManager["Workers"]):
         tasks: Mapping[K, tuple[Any, ...]],
         *,
         alike: bool = False,
+        check: Callable[[K, bytes], str] = lambda *_: "",
     ) -> Iterator[tuple[K, bytes]]:
         """Yield the key and the result of each task as they end.
 
-        `alike`: tasks take about as long, so one that is late at the end is given out once more.
+        `alike`: tasks take about as long, so those that are late are given out again.
+        `check`: says why a result cannot be that of its task, which is then refused.
 
-        Raises WorkersError: a task is lost or refused again and again, and what a task raises.
+        Raises WorkersError: tasks are lost or refused again and again, and what a task raises.
         """
-        missing, running, doubled = dict(tasks), dict[Future[bytes], K](), set[K]()
+        missing, running = dict(tasks), dict[Future[bytes], K]()
+        refused = set[K]()  # these wait: who refuses at once would take the tasks of all others
         lost, longest, last = 0, 0.0, time.monotonic()
 
         def submit(keys: Iterable[K]) -> None:
-            for key in keys:
-                running[self._submit(function, missing[key])] = key
+            running.update({self._submit(function, missing[key]): key for key in keys})
 
         try:
             while missing:
-                submit(missing.keys() - set(running.values()))
+                submit(missing.keys() - set(running.values()) - refused)
                 limit = max(MIN_LATE_S, LATE * longest)
                 done, _ = wait(running, timeout=limit, return_when=FIRST_COMPLETED)
-                if alike and not done and 2 * len(missing) <= len(tasks):
-                    # A worker is slow or gone: another may be quicker.
-                    submit(missing.keys() - doubled)
-                    doubled |= missing.keys()
+                submit(_late(missing, running) if alike and not done else ())
                 ended = [(running.pop(future), self._result(future)) for future in done]
-                for key, (result, _) in ended:
-                    if result is not None and missing.pop(key, None) is not None:
-                        _cancel(running, key)
-                        now = time.monotonic()
-                        lost, longest, last = 0, max(longest, now - last), now
-                        yield key, result
-                problem = next((why for key, (_, why) in ended if why and key in missing), "")
-                lost += bool(problem)
+                problem = ""
+                for key, answer in sorted(ended, key=lambda row: bool(row[1].failure)):
+                    if key not in missing:
+                        continue
+                    if answer.failure:
+                        raise WorkersError(answer.failure)
+                    why = answer.refused or check(key, answer.result)
+                    if why:
+                        problem = f"{answer.worker} {why}"
+                        refused.add(key)
+                        continue
+                    del missing[key]
+                    _cancel(running, key)
+                    refused.clear()
+                    now = time.monotonic()
+                    lost, longest, last = 0, max(longest, now - last), now
+                    yield key, answer.result
                 if problem:
                     LOG.warning("%s; what it had is run again", problem)
-                if lost >= MAX_LOST:
-                    raise WorkersError(
-                        f"{problem}; {lost} times without a result in between, so the work cannot "
-                        "be done there: mend or remove these workers, and run it again"
-                    )
+                    lost += 1
+                    _end_lost(problem, lost if not running else 0)
+                if not (done and running):
+                    refused.clear()
         finally:
             # Ended processes are told to all futures, which would fail on cancelled ones.
             for future in () if hasattr(self._executor, "_processes") else running:
@@ -125,18 +135,29 @@ class Workers(AbstractContextManager["Workers"]):
                 self.close(stop=True)  # its own end waits for processes that started meanwhile
         raise WorkersError("the workers cannot be started: they end at once")
 
-    def _result(self, future: Future[bytes]) -> tuple[bytes | None, str]:
-        """Return the result of a future, None if it is lost, and why."""
+    def _result(self, future: Future[bytes]) -> _Answer:
+        """Return what a worker answered, or how it was lost."""
         try:
-            answer = msgspec.msgpack.decode(future.result(), type=_Answer)
-        except BrokenExecutor:
-            self.close(stop=True)
-            return None, "a worker ended"
+            return msgspec.msgpack.decode(future.result(), type=_Answer)
+        except BrokenExecutor:  # `_submit` starts another
+            return _Answer("a worker", refused="ended")
         except Exception as error:  # noqa: BLE001  (each executor has types of its own)
-            return None, f"a worker was lost ({type(error).__name__}: {str(error)[:200]})"
-        if answer.failure:
-            raise WorkersError(answer.failure)
-        return (None, answer.refused) if answer.refused else (answer.result, "")
+            why = f"was lost ({type(error).__name__}: {str(error)[:200]})"
+            return _Answer("a worker", refused=why)
+
+
+def _late(missing: Iterable[K], running: Mapping[Future[bytes], K]) -> list[K]:
+    """What to give out once more: its worker is slow or gone, and another may be quicker."""
+    copies = Counter(running.values())
+    return [key for key in missing if 0 < copies[key] < COPIES]
+
+
+def _end_lost(problem: str, lost: int) -> None:
+    if lost >= MAX_LOST:
+        raise WorkersError(
+            f"{problem}; {lost} times without a result in between, so the work cannot "
+            "be done there: mend or remove these workers, and run it again"
+        )
 
 
 def _cancel(running: dict[Future[bytes], K], key: K) -> None:
@@ -148,16 +169,17 @@ def _cancel(running: dict[Future[bytes], K], key: K) -> None:
 
 def _answer(function: Callable[..., bytes], expected: str, arguments: tuple[Any, ...]) -> bytes:
     """Run a task on a worker."""
+    worker = f"worker {worker_name()}"
     try:
         if code_version() != expected:
             raise RefusedError(f"runs Tandem {code_version()}, not {expected}: install that one")
-        answer = _Answer(result=function(*arguments))
+        answer = _Answer(worker, result=function(*arguments))
     except (RefusedError, MemoryError) as error:
         why = str(error) if isinstance(error, RefusedError) else "has too little memory"
         time.sleep(REFUSED_S)
-        answer = _Answer(refused=f"worker {worker_name()} {why}")
+        answer = _Answer(worker, refused=why)
     except TandemError as error:
-        answer = _Answer(failure=str(error))
+        answer = _Answer(worker, failure=str(error))
     return msgspec.msgpack.encode(answer)
 
 
@@ -214,6 +236,6 @@ def _dask(address: str) -> Executor:
             f"the scheduler {address} cannot be reached ({error}): start it with `dask scheduler`, "
             "or check its address"
         ) from error
-    executor: Executor = client.get_executor()
+    executor: Executor = client.get_executor(pure=False)  # twice: run twice
     executor.shutdown = lambda *_, **__: client.close()  # type: ignore[method-assign]
     return executor

@@ -221,7 +221,8 @@ def test_a_worker_of_another_version_is_refused_by_name(monkeypatch: pytest.Monk
 def test_a_worker_without_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
     answer = _answer(allocate, code_version(), ())
-    assert f"process {os.getpid()} has too little memory".encode() in answer
+    assert f"process {os.getpid()}".encode() in answer
+    assert b"has too little memory" in answer
 
 
 def allocate() -> bytes:
