@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from serving_fixtures import identity, value, write_onnx
 
 from device.errors import ConfigError
-from pipelines.serving import repository as module
-from pipelines.serving.model import QueuedModel
+from pipelines.serving.model import QueuedModel, open_file
 from pipelines.serving.protocol import InferRequest, Refusal, Status, Tensor
 from pipelines.serving.repository import LOADING, READY, Repository, scan
 from toolkit.engine.build import BuildOptions
@@ -174,17 +173,20 @@ def test_a_load_whose_client_goes_ends_and_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identity(tmp_path, "m", TensorProto.FLOAT, [4])
-    goes_on, open_file, closed = threading.Event(), module.open_file, []
+    goes_on, closed = threading.Event(), []
 
     def slow(*words: Any) -> Any:
         assert goes_on.wait(10)
         return open_file(*words)
 
     close = QueuedModel.close
-    monkeypatch.setattr(module, "open_file", slow)
-    monkeypatch.setattr(
-        QueuedModel, "close", lambda model: (closed.append(model.name), close(model))
-    )
+
+    def noted_close(model: QueuedModel) -> None:
+        closed.append(model.name)
+        close(model)
+
+    monkeypatch.setattr("pipelines.serving.repository.open_file", slow)
+    monkeypatch.setattr(QueuedModel, "close", noted_close)
 
     def state(models: Repository) -> str:
         return next((row["state"] for row in models.index() if row["name"] == "m"), "")
