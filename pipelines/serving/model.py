@@ -24,13 +24,14 @@ from device.runtime.pool import turns_of
 from device.runtime.session import Session
 from pipelines.serving.model_config import (
     Config,
+    Dim,
     ModelPort,
     Port,
     batch_of,
     in_range,
     ports_of,
 )
-from pipelines.serving.onnx_file import OnnxFile
+from pipelines.serving.onnx_file import OnnxFile, texts_of
 from pipelines.serving.protocol import (
     BY_NUMPY,
     BYTES,
@@ -340,7 +341,7 @@ class QueuedModel(Model):
     ) -> None:
         """Takes the instances, which are ready. Raises ConfigError."""
         super().__init__(version, config, opened.inputs, opened.outputs, folder)
-        self._batch = batch_of(opened.inputs, opened.outputs)
+        self._batch = batch_of(opened.inputs, opened.outputs, declared=True)
         self._runners = opened.runners
         self._loop: asyncio.AbstractEventLoop | None = None
         policy = policy_of(config, max_queue)
@@ -363,7 +364,7 @@ class QueuedModel(Model):
         """Return a request of zeros."""
         inputs = []
         for port in self.inputs.values():
-            sizes = [dim.opt if isinstance(dim, DimRange) else dim or 1 for dim in port.dims]
+            sizes = [_usual(dim) for dim in port.dims]
             shape = [1, *sizes] if self.max_batch else sizes
             array = np.zeros(shape, DATATYPES[port.datatype].numpy)
             inputs.append(Tensor(port.name, port.datatype, array.shape, array))
@@ -395,6 +396,8 @@ class QueuedModel(Model):
         port, array = self.inputs[tensor.name], tensor.data
         if port.converted:
             array = from_bf16(array)
+        if port.datatype == BYTES:
+            array = texts_of(tensor.name, array)
         if port.inner is not None:
             batch = array.shape[:1] if self.max_batch else ()
             array = array.reshape(*batch, *port.inner)
@@ -411,7 +414,8 @@ class QueuedModel(Model):
             fed_ns = time.perf_counter_ns()
             outputs = runner.infer(feeds)
             ran_ns = time.perf_counter_ns()
-            results = list(self._split(outputs, rows))
+            fed = next((len(one) for one in feeds.values()), None) if self.max_batch else None
+            results = list(self._split(outputs, rows, fed))
             end_ns = time.perf_counter_ns()
             self.figures.ran(rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns))
         except Exception as error:  # noqa: BLE001  (a client waits for an answer)
@@ -444,10 +448,16 @@ class QueuedModel(Model):
         return stacked
 
     def _split(
-        self, outputs: Mapping[str, Array], rows: Sequence[int]
+        self, outputs: Mapping[str, Array], rows: Sequence[int], fed: int | None
     ) -> Sequence[dict[str, Array]]:
         if not self.max_batch:
             return [dict(outputs)]
+        for name, array in outputs.items():
+            if fed is not None and array.shape[:1] != (fed,):
+                raise SessionError(
+                    f"output {name!r} has the shape {list(array.shape)} for a batch of {fed}: its"
+                    " first dimension is no batch; set max_batch_size to 0."
+                )
         ends = np.cumsum(rows)
         return [
             {name: array[end - count : end] for name, array in outputs.items()}
@@ -533,11 +543,14 @@ def warm_up(runner: Runner, inputs: Sequence[Port]) -> None:
     """Run an instance once, on zeros of the sizes that it was built for. Raises SessionError."""
     runner.infer({
         port.name: np.zeros(
-            [dim.opt if isinstance(dim, DimRange) else dim or 1 for dim in port.dims],
-            DATATYPES[port.datatype].numpy,
+            [_usual(dim) for dim in port.dims], DATATYPES[port.datatype].numpy
         )
         for port in inputs
     })  # fmt: skip
+
+
+def _usual(dim: Dim) -> int:
+    return dim.opt if isinstance(dim, DimRange) else dim if isinstance(dim, int) else 1
 
 
 def ports_of_engine(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
