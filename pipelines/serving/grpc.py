@@ -21,6 +21,7 @@ from pipelines.serving.protocol import (
     Wanted,
     check_datatype,
     refuse,
+    trace_of,
 )
 from pipelines.serving.service import Service
 
@@ -298,7 +299,7 @@ def _infer(service: Service) -> grpc.RpcMethodHandler:
     async def answer(data: bytes, context: Context) -> bytes:
         try:
             service.authorize(_metadata(context, "authorization"))
-            trace = _metadata(context, "traceparent")
+            trace = trace_of(_metadata(context, "traceparent"))
             if trace:
                 context.set_trailing_metadata((("traceparent", trace),))
             service.hold(len(data))
@@ -321,7 +322,7 @@ def _stream(service: Service) -> grpc.RpcMethodHandler:
             service.authorize(_metadata(context, "authorization"))
         except Refusal as refusal:
             await context.abort(_code(refusal), str(refusal))
-        trace = _metadata(context, "traceparent")
+        trace = trace_of(_metadata(context, "traceparent"))
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(MAX_STREAMED)
 
         async def write() -> None:

@@ -1,5 +1,6 @@
 """The values of a request and of an answer, the datatypes, and refusals with their status."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -128,6 +129,14 @@ class InferResponse:
     outputs: Sequence[Tensor]
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
+
+
+def trace_of(text: str) -> str:
+    """Return a `traceparent` of W3C Trace Context (w3.org/TR/trace-context), empty if it is none."""
+    return text if _TRACE.fullmatch(text) else ""
+
+
+_TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def check_datatype(name: str, datatype: str) -> Datatype:

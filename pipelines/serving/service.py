@@ -79,17 +79,19 @@ class Service:
                 Status.UNAUTHENTICATED,
             )
 
-    def hold(self, size: int) -> None:
-        """Count the bytes of a request until `release`. Raises Refusal: too large, or too many."""
-        if size > self.max_request_bytes:
+    def hold(self, size: int, total: int = 0) -> None:
+        """Count bytes until `release`, of a request of `total`. Raises Refusal: the request is too
+        large, or too many are held."""
+        total = max(size, total)
+        if total > self.max_request_bytes:
             refuse(
-                f"the request has {size} bytes; this server takes {self.max_request_bytes}",
+                f"the request has {total} bytes; this server takes {self.max_request_bytes}",
                 Status.TOO_LARGE,
             )
         if self._in_flight_bytes + size > self._max_in_flight_bytes:
             refuse(
                 f"requests of {self._in_flight_bytes} bytes are being answered, and this one has"
-                f" {size}; this server holds {self._max_in_flight_bytes}: try again later",
+                f" {total}; this server holds {self._max_in_flight_bytes}: try again later",
                 Status.BUSY,
             )
         self._in_flight_bytes += size
