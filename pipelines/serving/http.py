@@ -1,7 +1,6 @@
 """The HTTP port: each body is read into one buffer, and tensors are views of it."""
 
 import asyncio
-import logging
 import re
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -38,7 +37,7 @@ from pipelines.serving.protocol import (
     trace_of,
     whole,
 )
-from pipelines.serving.service import Service, wants_binary
+from pipelines.serving.service import Service, refusal_of, wants_binary
 
 HEAD_BYTES = 32 * 1024
 ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in place
@@ -56,7 +55,6 @@ _PHRASES = {
     500: "Internal Server Error", 501: "Not Implemented", 503: "Service Unavailable",
     504: "Gateway Timeout",
 }  # fmt: skip
-_log = logging.getLogger(__name__)
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\0\r\n]")
 
@@ -265,11 +263,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             try:
                 answer = await self._server.answer(head, self._body)
-            except Refusal as refusal:
-                answer = _refused(refusal)
-            except Exception as error:  # noqa: BLE001  (of ours: the client is to hear of it)
-                _log.exception("%s %s failed", head.method, head.path)
-                answer = _refused(Refusal(Status.INTERNAL, f"the server failed: {error!r}"))
+            except Exception as error:  # noqa: BLE001  (the client is to hear of it)
+                answer = _refused(refusal_of(error, f"{head.method} {head.path}"))
             self._send(answer, keeps_open=keeps_open)
             await asyncio.wait_for(self._drained.wait(), SEND_S)
         except asyncio.TimeoutError:
@@ -622,7 +617,7 @@ def _inputs(service: Service, tensors: Sequence[JsonTensor], binary: memoryview)
     for one in tensors:
         parameters, where = one.parameters, f"input {one.name!r}"
         if "shared_memory_region" in parameters:
-            data = service.regions.read(one.name, parameters)
+            data = service.regions.read(one.name, one.datatype, one.shape, parameters)
             inputs.append(from_bytes(one.name, one.datatype, one.shape, data))
         elif "binary_data_size" in parameters:
             if one.data:

@@ -13,13 +13,14 @@ from pipelines.serving.protocol import (
     InferResponse,
     Parameter,
     Parameters,
+    Refusal,
     Status,
     Tensor,
     Wanted,
     refuse,
 )
 from pipelines.serving.repository import Repository
-from pipelines.serving.shared_memory import SystemRegions
+from pipelines.serving.shared_memory import Region, SystemRegions
 
 EXTENSIONS = (
     "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
@@ -42,6 +43,7 @@ LEVELS = (
     ("log_error", logging.ERROR),
 )
 
+_log = logging.getLogger(__name__)
 _trace_log = logging.getLogger("tandem.trace")
 
 
@@ -186,13 +188,21 @@ class Service:
             _trace_log.info("traceparent=%s model=%s", request.traceparent, model.name)
         return InferResponse(model.name, str(model.version), tensors, request.id)
 
-    def _placed(self, tensor: Tensor, place: tuple[str, int, int] | None) -> Tensor:
+    def _placed(self, tensor: Tensor, place: tuple[Region, int, int] | None) -> Tensor:
         if place is None:
             return tensor
         data = to_bytes(tensor)
         self.regions.write(tensor.name, place, data)
-        written = (place[0], place[1], data.nbytes)
+        written = (place[0].name, place[1], data.nbytes)
         return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, written)
+
+
+def refusal_of(error: Exception, what: str) -> Refusal:
+    """Return what a client hears of an exception; one of ours is logged."""
+    if isinstance(error, Refusal):
+        return error
+    _log.error("%s failed", what, exc_info=error)
+    return Refusal(Status.INTERNAL, f"the server failed: {error!r}"[:1000])
 
 
 def wants_binary(wanted: Wanted | None, parameters: Parameters) -> bool:
