@@ -76,6 +76,7 @@ class Figures:
     inferences: int = 0
     executions: int = 0
     last_ms: int = 0
+    last_s: float = 0.0  # on the monotonic clock; of a failure of the model too
     spent_ns: Counter[str] = field(default_factory=Counter)
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     batches: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -98,6 +99,8 @@ class Figures:
     def answered(self, spent_ns: int, failure: str = "") -> None:
         """Count a request that was answered, or failed for a reason."""
         with self._lock:
+            if failure in {"", "BACKEND"}:
+                self.last_s = time.monotonic()
             if failure:
                 self.failures[failure] += 1
                 self.fail_ns += spent_ns
@@ -351,7 +354,8 @@ class QueuedModel(Model):
 
     def close(self) -> None:
         """Answer what waits, then close the instances."""
-        self.scheduler.close()
+        if not self.scheduler.close():
+            return  # an instance that hangs is not to be closed below its thread
         for runner in self._runners:
             runner.close()
 
@@ -384,13 +388,17 @@ class QueuedModel(Model):
             whole(request.parameters, "timeout", where) / 1e6,
         )
         self.scheduler.submit(item)
+        timer = None
         if item.timeout_s:
-            self._loop.call_later(item.timeout_s, self.scheduler.expire)
+            timer = self._loop.call_later(item.timeout_s, self.scheduler.expire)
         try:
             return await work.answer
         except asyncio.CancelledError:
             item.cancelled = True
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _feed(self, tensor: Tensor) -> Array:
         port, array = self.inputs[tensor.name], tensor.data
@@ -400,7 +408,13 @@ class QueuedModel(Model):
             array = texts_of(tensor.name, array)
         if port.inner is not None:
             batch = array.shape[:1] if self.max_batch else ()
-            array = array.reshape(*batch, *port.inner)
+            try:
+                array = array.reshape(*batch, *port.inner)
+            except ValueError as error:
+                refuse(
+                    f"inference input {tensor.name!r} of model {self.name!r}: the shape"
+                    f" {list(tensor.shape)} does not become {list(port.inner)} (reshape): {error}"
+                )
         return array
 
     def _run(self, runner: Runner, items: list[Item]) -> None:

@@ -165,10 +165,10 @@ class Repository:
             refuse(f"Request for unknown model: {name!r} is not found", Status.NOT_FOUND)
         if not version:
             return versions[max(versions)]
-        if not version.isdecimal() or int(version) not in versions:
+        if not version.isdecimal() or len(version) > 18 or int(version) not in versions:
             refuse(
-                f"Request for unknown model: {name!r} has no version {version!r} that is ready; it"
-                f" has {', '.join(map(str, sorted(versions)))}",
+                f"Request for unknown model: {name!r} has no version {version[:40]!r} that is"
+                f" ready; it has {', '.join(map(str, sorted(versions)))}",
                 Status.NOT_FOUND,
             )
         return versions[int(version)]
