@@ -36,7 +36,7 @@ def move_packages(tree: Path) -> None:
     """
     package = tree / NAME
     shutil.rmtree(package, ignore_errors=True)
-    modules = {f"{name}.{path.stem}" for name in PACKAGES for path in (tree / name).glob("*")}
+    modules = modules_of(tree / name for name in PACKAGES)
     package.mkdir()
     (tree / f"{NAME}.py").rename(package / "__init__.py")
     (package / "py.typed").touch()
@@ -47,6 +47,14 @@ def move_packages(tree: Path) -> None:
     for name in PACKAGES:
         (tree / name).rename(package / name)
     rewrite((*package.rglob("*.py"), *package.glob("*.pyi")), modules)
+
+
+def modules_of(packages: Iterable[Path]) -> set[str]:
+    """Return the modules of packages, with one dot."""
+    files = [path for package in packages for path in package.iterdir()]
+    return {
+        f"{path.parent.name}.{path.stem}" for path in files if path.suffix == ".py" or path.is_dir()
+    }
 
 
 def rewrite(files: Iterable[Path], modules: set[str]) -> None:

@@ -68,8 +68,7 @@ def copy_suite(folder: Path, one_name: ModuleType) -> None:
     for name in (".models", ".venv", ".venv-tensorflow"):
         if (ROOT / name).exists():
             (folder / name).symlink_to(ROOT / name)
-    packages = [ROOT / name for name in one_name.PACKAGES]
-    modules = {f"{one.name}.{path.stem}" for one in packages for path in one.glob("*")}
+    modules = one_name.modules_of(ROOT / name for name in one_name.PACKAGES)
     for name in _COPIED:
         one_name.rewrite(sorted((folder / name).rglob("*.py")), modules)
 

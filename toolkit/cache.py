@@ -8,6 +8,7 @@ read, removed, said, and made again.
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ KINDS = {
 }
 _PACKAGES = ("toolkit", "calibration", "device", "pipelines", "configs")
 _DECIDING = frozenset({".py", ".toml", ".json"})
+_UNFINISHED = frozenset({".tmp", ".part"})
+_UNFINISHED_S = 3600.0  # since the last byte: its writer was killed
 _ROOT = Path(__file__).parents[1]
 
 
@@ -102,15 +105,25 @@ def entries(folder: Path | None = None) -> Iterator[Entry]:
 
 
 def trim(max_bytes: int) -> tuple[int, int]:
-    """Remove what was used longest ago until the rest fits; returns (entries, bytes) removed."""
+    """Remove what was used longest ago until the rest fits; returns (files, bytes) removed.
+
+    What killed writers and pulls left behind goes first.
+    """
+    count = removed = 0
+    for path in (path for kind in KINDS for path in (cache_folder() / kind).glob("??/*")):
+        with suppress(OSError):
+            state = path.stat()
+            if path.suffix in _UNFINISHED and state.st_mtime < time.time() - _UNFINISHED_S:
+                path.unlink()
+                count, removed = count + 1, removed + state.st_size
     present = list(entries())
     excess = sum(entry.bytes for entry in present) - max_bytes
-    count = removed = 0
     for entry in present:
-        if removed >= excess:
+        if excess <= 0:
             break
         with suppress(OSError):
             entry.path.unlink()
+            excess -= entry.bytes
             count, removed = count + 1, removed + entry.bytes
     return count, removed
 

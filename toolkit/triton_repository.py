@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from device.engine.manifest import DimRange
 from device.errors import TandemError
 from pipelines.serving.messages import message
-from pipelines.serving.model_config import CONFIG, Config, read_config, write_config
+from pipelines.serving.model_config import CONFIG, Config, inside, read_config, write_config
 from pipelines.serving.repository import Source, scan
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.export.triton import new_folder
+from toolkit.importers.refusals import tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,12 @@ def _import_model(
         config.ClearField(name)
     (folder / CONFIG).write_text(write_config(config))
     for row in config.output:
-        if row.label_filename and (source.folder / row.label_filename).is_file():
-            shutil.copyfile(source.folder / row.label_filename, folder / row.label_filename)
+        labels = inside(source.folder, row.label_filename)
+        if labels.is_file():
+            _copy(labels, inside(folder, row.label_filename))
     for version, path in source.versions.items():
         place = folder / str(version)
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         if ensemble:
             file, note = "ensemble", ""
         elif path.is_dir():
@@ -81,16 +84,36 @@ def _import_file(path: Path, folder: Path, profile: str, options: BuildOptions) 
             return "model.engine", ""
         except TandemError as error:
             note = f"not built, and `tandem build` says why and has the options: {error}"
-    for one in (path, *path.parent.glob("*.data")):  # weights beside ONNX
-        shutil.copyfile(one, folder / one.name)
+    _copy(path, folder / path.name)
+    locations = {
+        entry.value
+        for one in (tensors_of(_proto(path)) if path.suffix == ".onnx" else ())
+        for entry in one.external_data
+        if entry.key == "location"
+    }
+    for name in sorted(locations):
+        if (weights := inside(path.parent, name)).is_file():
+            _copy(weights, inside(folder, name))
     return path.name, note
+
+
+def _proto(path: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load(path, load_external_data=False)
+    except (DecodeError, ValueError):
+        return onnx.ModelProto()  # the build says that the file is damaged
+
+
+def _copy(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, target)
 
 
 def _sized(options: BuildOptions, path: Path, config: Config) -> BuildOptions:
     """Return the options with the sizes that a configuration gives to symbolic dimensions."""
     if path.suffix != ".onnx":
         return options
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = _proto(path).graph
     weights = {one.name for one in graph.initializer}
     sizes: dict[str, DimRange] = {}
     rows = {row.name: row for row in config.input}

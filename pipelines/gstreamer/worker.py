@@ -3,7 +3,8 @@
     python -I .../device/start pipelines.gstreamer.worker FD PIPELINE ENGINE LABELS DRAW
 
 One line of JSON comes in for each change of caps and each frame, and one goes out for each frame:
-its result, or an error, which is the last one. It ends with its input, and so with its parent: not
+its result, nothing where a sink's controls have paused detection, or an error, which is the last
+one. It ends with its input, and so with its parent: not
 with the parent's thread that started it, which may be a short one.
 """
 
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +31,23 @@ from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.frame import Frame, Image, Nv12, Stamp
 from pipelines.open_models import ModelFiles, bundle_files, files_of, open_models
 from pipelines.runtime.batch import BatchRunner
+from pipelines.runtime.pipeline import Reporter, discard, sink_context
 from pipelines.sink_config import MqttSink
+from pipelines.sinks.controls import Controls
 from pipelines.sinks.draw_result import draw_result
 from pipelines.sinks.opened import OpenSinks
-from pipelines.sinks.result import SinkContext
 from pipelines.sources.clock import CaptureClock
 from pipelines.stages.fit import check_engines
 from pipelines.vision import cv2
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a frame: `stride` bytes a row; `chroma`: where that of NV12 begins."""
+    """The layout of a frame: `stride` bytes a row."""
 
     format: str
     width: int
     height: int
     stride: int
-    chroma: int
     size: int
     fps: float | None = None
 
@@ -71,7 +73,9 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
 def main(argv: list[str]) -> int:
     """Answer frames until standard input ends; 1 after an error."""
     memory, pipeline, engine, labels, draw = argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for GStreamer, which ends this
+    # These reach the whole group. GStreamer ends this by its input, so that sinks are closed.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(take_stdout(), "wb", buffering=0)
     try:
         with ExitStack() as stack:
@@ -109,14 +113,16 @@ def _answers(
     )
     check_engines(config, {name: one.facts for name, one in models.items()})
     cv2.setNumThreads(1)
-    runner = BatchRunner(config, models[config.first.name], others=models)
+    controls = Controls()
+    runner = BatchRunner(config, models[config.first.name], controls, models)
     stack.callback(runner.close)
     runner.warm_up()
     camera = config.cameras[0].id
-    context = SinkContext(models[config.followed.name].labels, cameras=(camera,))
+    context = replace(sink_context(config, models, controls), cameras=(camera,))
     sinks = stack.enter_context(
         OpenSinks([sink for sink in config.sinks if not isinstance(sink, MqttSink)], context)
     )
+    stack.callback(Reporter(runner.metrics, [sinks, controls], sinks, discard).close)
     yield b'{"ready": true}'
     caps, memory, clock, seq = None, np.empty(0, np.uint8), CaptureClock(), 0
     for line in sys.stdin.buffer:
@@ -127,6 +133,10 @@ def _answers(
             memory = np.memmap(f"/proc/self/fd/{fd}", np.uint8, "r+", shape=(caps.size,))
             continue
         assert caps is not None
+        if not controls.admits(camera):
+            yield b""
+            sinks.tick()
+            continue
         image, nv12 = caps.read(memory)
         taken = clock.stamp(request["pts"], arrival)
         frame = Frame(image, seq, taken, arrival, "gst", camera, nv12=nv12, fps=caps.fps)

@@ -23,6 +23,7 @@ from pipelines.sink_config import Ros2Qos
 ROUTER = "tcp/localhost:7447"  # where rmw_zenoh's nodes look for one
 MULTICAST = "multicast"
 RETRY_MS = 1000
+MAX_REQUEST = 65536  # bytes; parameters take some hundred
 # Sequence number, ns since 1970, length and bytes of the sender's id.
 ATTACHMENT = struct.Struct("<qqB16s")
 # How rmw_zenoh writes profiles into tokens: what is its default is left out.
@@ -130,6 +131,12 @@ class ZenohNode:
         def on_query(query: zenoh.Query) -> None:
             with query:
                 if query.payload is None or query.attachment is None:
+                    return
+                if len(query.payload) > MAX_REQUEST:
+                    _log.warning(
+                        "a request of %s is not answered: it has %d bytes, more than %d",
+                        name, len(query.payload), MAX_REQUEST,
+                    )  # fmt: skip
                     return
                 try:
                     sequence, _, size, gid = ATTACHMENT.unpack(query.attachment.to_bytes())

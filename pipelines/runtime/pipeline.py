@@ -99,7 +99,7 @@ def iter_results(
     with ExitStack() as stack:
         stack.callback(runner.close)
         runner.warm_up()
-        context = _sink_context(config, models, options, controls)
+        context = sink_context(config, models, controls, options.broker, options.files)
         sinks = stack.enter_context(OpenSinks(config.sinks, context))
         parts = _Parts(
             models=models,
@@ -125,7 +125,7 @@ def iter_results(
         filters: list[Dropper] = [controls, parts.rate, parts.control]
         heartbeat.watch(sources, [sinks], filters)
         droppers: list[Dropper] = [*sources, sinks, *filters]
-        reporter = _Reporter(runner.metrics, droppers, sinks, emit)
+        reporter = Reporter(runner.metrics, droppers, sinks, emit)
         stack.callback(reporter.close)
         stack.callback(heartbeat.end)
         results = run_frames(
@@ -146,13 +146,18 @@ def iter_results(
             yield result
 
 
-def _sink_context(
-    config: PipelineConfig, models: Mapping[str, Model], options: RunOptions, controls: Controls
+def sink_context(
+    config: PipelineConfig,
+    models: Mapping[str, Model],
+    controls: Controls,
+    broker: Broker | None = None,
+    files: OutputFiles | None = None,
 ) -> SinkContext:
+    """Return what sinks need; `models`: all, by name."""
     return SinkContext(
         labels=models[config.followed.name].labels,
-        broker=options.broker,
-        files=options.files,
+        broker=broker,
+        files=files or OutputFiles(),
         controls=controls,
         cameras=tuple(camera.id for camera in config.cameras),
         lost_s=config.lost_s,
@@ -249,7 +254,7 @@ def _ready(config: PipelineConfig, models: Mapping[str, Model], warm_up_s: float
     )
 
 
-class _Reporter:
+class Reporter:
     """Emits Stats once a second, also without frames, and once more at the end."""
 
     def __init__(

@@ -16,6 +16,7 @@ from pipelines.serving.protocol import (
     Status,
     Tensor,
     check_datatype,
+    check_size,
     elements,
     from_bf16,
     refuse,
@@ -73,12 +74,7 @@ def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: Bytes) ->
     if datatype == BYTES:
         array = _split(name, view, count).reshape(shape)
     else:
-        size = count * kind.numpy.itemsize
-        if view.nbytes != size:
-            refuse(
-                f"input {name!r} has {view.nbytes} bytes; {datatype} of the shape {list(shape)}"
-                f" has {size}"
-            )
+        check_size(name, datatype, shape, view.nbytes)
         array = np.frombuffer(view, kind.numpy).reshape(shape)
     return Tensor(name, datatype, shape, array)
 

@@ -85,12 +85,25 @@ class Ensemble(Model):
         waiting = list(self.steps)
         while waiting:
             runnable = [step for step in waiting if step.can_run(tensors)]
+            if not runnable:
+                lacking = sorted(set(waiting[0].reads.values()) - set(tensors))
+                refuse(
+                    f"ensemble {self.name!r}: {lacking[0]!r} is not given, and the step"
+                    f" {waiting[0].model!r} reads it"
+                )
             results = await asyncio.gather(
                 *(self._run_step(step, request, tensors) for step in runnable)
             )
             for result in results:
                 tensors.update(result)
             waiting = [step for step in waiting if step not in runnable]
+        for name, port in self.outputs.items():
+            if tensors[name].datatype != port.datatype:
+                refuse(
+                    f"ensemble {self.name!r}: output {name!r} is {port.datatype} in its"
+                    f" configuration; the step that writes it gives {tensors[name].datatype}",
+                    Status.INTERNAL,
+                )
         return {name: tensors[name].data for name in self.outputs}
 
     async def _run_step(

@@ -21,8 +21,9 @@ from pipelines.serving.protocol import (
     Wanted,
     check_datatype,
     refuse,
+    trace_of,
 )
-from pipelines.serving.service import Service
+from pipelines.serving.service import Service, refusal_of
 
 RAW_INPUT = 7  # field of ModelInferRequest
 RAW_OUTPUT = bytes([6 << 3 | 2])  # tag of the field of ModelInferResponse
@@ -101,7 +102,7 @@ def parse_request(data: bytes, service: Service, trace: str) -> InferRequest:
                 " one of them"
             )
         if "shared_memory_region" in parameters:
-            content = service.regions.read(one.name, parameters)
+            content = service.regions.read(one.name, one.datatype, shape, parameters)
             inputs.append(from_bytes(one.name, one.datatype, shape, content))
         elif typed:
             inputs.append(_typed(one, shape))
@@ -257,8 +258,10 @@ HANDLERS: Mapping[str, Callable[[Service, Any], Any]] = {
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # asked by probes, without a token
 
 
-def _code(refusal: Refusal) -> grpc.StatusCode:
-    return grpc.StatusCode[refusal.status.value[1]]
+async def _abort(context: Context, error: Exception, name: str) -> None:
+    refusal = refusal_of(error, name)
+    code = grpc.StatusCode[refusal.status.value[1]]
+    await context.abort(code, str(refusal)[:2000])  # trailers have a limit of 8 KB
 
 
 def _metadata(context: Context, name: str) -> str:
@@ -287,8 +290,8 @@ def _unary(service: Service, name: str) -> grpc.RpcMethodHandler:
                 result = json_format.ParseDict(dict(result), answer_kind())
             content: bytes = result.SerializeToString()
             return content
-        except Refusal as refusal:
-            await context.abort(_code(refusal), str(refusal))
+        except Exception as error:
+            await _abort(context, error, name)
             raise
 
     return grpc.unary_unary_rpc_method_handler(answer)
@@ -298,7 +301,7 @@ def _infer(service: Service) -> grpc.RpcMethodHandler:
     async def answer(data: bytes, context: Context) -> bytes:
         try:
             service.authorize(_metadata(context, "authorization"))
-            trace = _metadata(context, "traceparent")
+            trace = trace_of(_metadata(context, "traceparent"))
             if trace:
                 context.set_trailing_metadata((("traceparent", trace),))
             service.hold(len(data))
@@ -306,8 +309,8 @@ def _infer(service: Service) -> grpc.RpcMethodHandler:
                 return encode_response(await service.infer(parse_request(data, service, trace)))
             finally:
                 service.release(len(data))
-        except Refusal as refusal:
-            await context.abort(_code(refusal), str(refusal))
+        except Exception as error:
+            await _abort(context, error, "ModelInfer")
             raise
 
     return grpc.unary_unary_rpc_method_handler(answer)
@@ -320,8 +323,8 @@ def _stream(service: Service) -> grpc.RpcMethodHandler:
         try:
             service.authorize(_metadata(context, "authorization"))
         except Refusal as refusal:
-            await context.abort(_code(refusal), str(refusal))
-        trace = _metadata(context, "traceparent")
+            await _abort(context, refusal, "ModelStreamInfer")
+        trace = trace_of(_metadata(context, "traceparent"))
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(MAX_STREAMED)
 
         async def write() -> None:
@@ -356,7 +359,8 @@ async def _streamed(service: Service, data: bytes, trace: str) -> bytes:
             end = message("ModelInferResponse")()
             end.parameters["triton_final_response"].bool_param = True
             response += end.SerializeToString()
-    except Refusal as refusal:
+    except Exception as error:  # noqa: BLE001  (the client is to hear of it)
+        refusal = refusal_of(error, "ModelStreamInfer")
         failed: bytes = kind(error_message=str(refusal)).SerializeToString()
         return failed
     finally:

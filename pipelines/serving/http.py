@@ -1,10 +1,10 @@
 """The HTTP port: each body is read into one buffer, and tensors are views of it."""
 
 import asyncio
-import logging
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -34,14 +34,17 @@ from pipelines.serving.protocol import (
     Tensor,
     Wanted,
     refuse,
+    trace_of,
     whole,
 )
-from pipelines.serving.service import Service, wants_binary
+from pipelines.serving.service import Service, refusal_of, wants_binary
 
 HEAD_BYTES = 32 * 1024
 ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in place
 IDLE_S = 60.0
 LINGER_S = 2.0
+SEND_S = 120.0  # a client that reads its answer slower than this is cut off
+PIECE_BYTES = 1 << 20  # of a body that is unpacked
 HEADER_LENGTH = "inference-header-content-length"
 JOINED_BYTES = 64 * 1024  # smaller answers are one write
 
@@ -52,8 +55,8 @@ _PHRASES = {
     500: "Internal Server Error", 501: "Not Implemented", 503: "Service Unavailable",
     504: "Gateway Timeout",
 }  # fmt: skip
-_log = logging.getLogger(__name__)
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\0\r\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def parse_head(blob: bytes) -> Head:
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
-        if not colon or not _HEADER.fullmatch(name):
+        if not colon or not _HEADER.fullmatch(name) or _CONTROL.search(value):
             refuse(f"{line[:100]!r} is no header")
         name, value = name.lower(), value.strip()
         if name in headers:
@@ -146,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self._drained.set()
         if self._task is not None:
-            self._task.cancel()  # nobody reads the answer
+            self._task.cancel()  # a client that leaves is noticed when it is written to
         self._forget_body()
 
     def pause_writing(self) -> None:
@@ -178,10 +181,13 @@ class Connection(asyncio.BufferedProtocol):
     def close_if_idle(self, now_s: float) -> None:
         """Close it if nothing was heard for long and no answer is due."""
         if self._task is None and now_s - self._heard_s > IDLE_S:
-            self._transport.close()
+            closing = self._transport.is_closing()  # its client does not read
+            (self._transport.abort if closing else self._transport.close)()
 
     def _advance(self) -> None:
         """Go on with what has come."""
+        if self._closing:
+            return
         try:
             if self._task is None and self._request is None and not self._read_head():
                 return
@@ -189,7 +195,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
                 self._task = self._server.loop.create_task(self._answer(self._request))
         except Refusal as refusal:
+            self._forget_body()
             self._send(_refused(refusal), keeps_open=False)
+
+    def _hold(self, got: int, total: int) -> None:
+        """Count what has come of a body. Raises Refusal."""
+        self._server.service.hold(got - self._held, total)
+        self._held = got
 
     def _read_head(self) -> bool:
         end = self._head.find(b"\r\n\r\n", 0, self._filled)
@@ -205,6 +217,7 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0
         encoding = head.headers.get("transfer-encoding", "").lower()
         size = length_of(head.headers, "content-length")
+        self._server.check(head, has_body=bool(encoding or size))
         if encoding:
             if encoding != "chunked" or size is not None:
                 refuse(
@@ -217,8 +230,7 @@ class Connection(asyncio.BufferedProtocol):
             self._filled = len(rest)
         else:
             size = size or 0
-            self._server.service.hold(size)
-            self._held = size
+            self._hold(min(size, len(rest)), size)
             shift = -(length_of(head.headers, HEADER_LENGTH) or 0) % ALIGNMENT
             buffer = np.empty(size + 2 * ALIGNMENT, np.uint8).data
             start = -_address(buffer) % ALIGNMENT + shift
@@ -235,15 +247,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _has_body(self) -> bool:
         if self._chunks is None:
+            self._hold(self._got, len(self._body))
             return self._got == len(self._body)
         used = self._chunks.feed(memoryview(self._head)[: self._filled])
         self._head[: self._filled - used] = self._head[used : self._filled]
         self._filled -= used
+        self._hold(len(self._chunks.body), len(self._chunks.body))
         if not self._chunks.done:
             return False
-        self._body = memoryview(bytes(self._chunks.body))
-        self._server.service.hold(len(self._body))
-        self._held = len(self._body)
+        self._body = memoryview(self._chunks.body)
         return True
 
     async def _answer(self, head: Head) -> None:
@@ -251,13 +263,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             try:
                 answer = await self._server.answer(head, self._body)
-            except Refusal as refusal:
-                answer = _refused(refusal)
-            except Exception as error:  # noqa: BLE001  (of ours: the client is to hear of it)
-                _log.exception("%s %s failed", head.method, head.path)
-                answer = _refused(Refusal(Status.INTERNAL, f"the server failed: {error!r}"))
+            except Exception as error:  # noqa: BLE001  (the client is to hear of it)
+                answer = _refused(refusal_of(error, f"{head.method} {head.path}"))
             self._send(answer, keeps_open=keeps_open)
-            await self._drained.wait()
+            await asyncio.wait_for(self._drained.wait(), SEND_S)
+        except asyncio.TimeoutError:
+            self._transport.abort()
         finally:
             self._forget_body()
             self._task = None
@@ -390,23 +401,14 @@ class HttpServer:
         self._idle = self.loop.call_later(IDLE_S / 4, self._close_idle)
 
     async def answer(self, head: Head, body: memoryview) -> Answer:
-        """Return the answer to a request. Raises Refusal."""
-        if not answers(self._host, head.headers.get("host", "")):
-            refuse(
-                f"the request is for {head.headers.get('host', '')!r}; this server is for this"
-                " machine alone",
-                Status.MISDIRECTED,
-            )
-        if not head.path.startswith("/v2/health/"):
-            self.service.authorize(head.headers.get("authorization", ""))
+        """Return the answer to a request that was checked. Raises Refusal."""
         allowed = []
         for method, pattern, handler in ROUTES:
             if match := pattern.fullmatch(head.path):
                 if method == head.method:
                     names = {key: unquote(text or "") for key, text in match.groupdict().items()}
-                    answer: Answer = await handler(
-                        self.service, head, self._plain(head, body), **names
-                    )
+                    async with self._plain(head, body) as plain:
+                        answer: Answer = await handler(self.service, head, plain, **names)
                     return answer
                 allowed.append(method)
         if allowed:
@@ -416,27 +418,59 @@ class HttpServer:
             )
         raise Refusal(Status.NOT_FOUND, f"{head.path[:200]!r} is no path of this server")
 
-    def _plain(self, head: Head, body: memoryview) -> memoryview:
+    def check(self, head: Head, *, has_body: bool) -> None:
+        """Raise Refusal: the request is not for this server, or has no token."""
+        if not answers(self._host, head.headers.get("host", "")):
+            refuse(
+                f"the request is for {head.headers.get('host', '')!r}; this server is for this"
+                " machine alone",
+                Status.MISDIRECTED,
+            )
+        if has_body or not head.path.startswith("/v2/health/"):
+            self.service.authorize(head.headers.get("authorization", ""))
+
+    @asynccontextmanager
+    async def _plain(self, head: Head, body: memoryview) -> AsyncIterator[memoryview]:
+        """Unpack a body; its size is held inside the block. Raises Refusal."""
         encoding = head.headers.get("content-encoding", "").lower()
         if encoding in {"", "identity"}:
-            return body
+            yield body
+            return
         if encoding not in {"gzip", "deflate"}:
             refuse(f"the content-encoding is {encoding[:40]!r}; this server takes gzip and deflate")
         limit = self.service.max_request_bytes
-        unpack = zlib.decompressobj(47)
+        data, held = bytearray(), 0
         try:
-            data = unpack.decompress(body, limit + 1)
-        except zlib.error as error:
-            refuse(f"the body is no {encoding}: {error}")
-        if len(data) > limit:
-            refuse(
-                f"the request has more than {limit} bytes when it is unpacked, which this server"
-                " takes",
-                Status.TOO_LARGE,
-            )
-        if not unpack.eof:
-            refuse(f"the body ends before its {encoding} does")
-        return memoryview(data)
+            async for piece in _unpacked(encoding, body):
+                if len(data) + len(piece) > limit:
+                    refuse(
+                        f"the request has more than {limit} bytes when it is unpacked, which this"
+                        " server takes",
+                        Status.TOO_LARGE,
+                    )
+                self.service.hold(len(piece), len(data) + len(piece))
+                held += len(piece)
+                data += piece
+            yield memoryview(data)
+        finally:
+            self.service.release(held)
+
+
+async def _unpacked(encoding: str, body: memoryview) -> AsyncIterator[bytes]:
+    """Unpack in another thread, piece by piece. Raises Refusal."""
+    unpack = zlib.decompressobj(47)
+    for start in range(0, len(body), PIECE_BYTES):
+        packed: bytes | memoryview = body[start : start + PIECE_BYTES]
+        full = True
+        while packed or full:
+            try:
+                piece = await asyncio.to_thread(unpack.decompress, packed, PIECE_BYTES)
+            except zlib.error as error:
+                refuse(f"the body is no {encoding}: {error}")
+            yield piece
+            packed, full = unpack.unconsumed_tail, len(piece) == PIECE_BYTES
+    if not unpack.eof:
+        refuse(f"the body ends before its {encoding} does")
 
 
 Handler = Callable[..., Awaitable[Answer]]
@@ -557,7 +591,7 @@ async def _infer(
     service: Service, head: Head, body: memoryview, model: str, version: str = ""
 ) -> Answer:
     size = length_of(head.headers, HEADER_LENGTH)
-    trace = head.headers.get("traceparent", "")
+    trace = trace_of(head.headers.get("traceparent", ""))
     if size == 0:
         request, raw = _raw_request(service, body, model, version, trace), True
     else:
@@ -583,7 +617,7 @@ def _inputs(service: Service, tensors: Sequence[JsonTensor], binary: memoryview)
     for one in tensors:
         parameters, where = one.parameters, f"input {one.name!r}"
         if "shared_memory_region" in parameters:
-            data = service.regions.read(one.name, parameters)
+            data = service.regions.read(one.name, one.datatype, one.shape, parameters)
             inputs.append(from_bytes(one.name, one.datatype, one.shape, data))
         elif "binary_data_size" in parameters:
             if one.data:

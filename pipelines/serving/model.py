@@ -24,13 +24,14 @@ from device.runtime.pool import turns_of
 from device.runtime.session import Session
 from pipelines.serving.model_config import (
     Config,
+    Dim,
     ModelPort,
     Port,
     batch_of,
     in_range,
     ports_of,
 )
-from pipelines.serving.onnx_file import OnnxFile
+from pipelines.serving.onnx_file import OnnxFile, texts_of
 from pipelines.serving.protocol import (
     BY_NUMPY,
     BYTES,
@@ -75,6 +76,7 @@ class Figures:
     inferences: int = 0
     executions: int = 0
     last_ms: int = 0
+    last_s: float = 0.0  # on the monotonic clock; of a failure of the model too
     spent_ns: Counter[str] = field(default_factory=Counter)
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     batches: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -97,6 +99,8 @@ class Figures:
     def answered(self, spent_ns: int, failure: str = "") -> None:
         """Count a request that was answered, or failed for a reason."""
         with self._lock:
+            if failure in {"", "BACKEND"}:
+                self.last_s = time.monotonic()
             if failure:
                 self.failures[failure] += 1
                 self.fail_ns += spent_ns
@@ -340,7 +344,7 @@ class QueuedModel(Model):
     ) -> None:
         """Takes the instances, which are ready. Raises ConfigError."""
         super().__init__(version, config, opened.inputs, opened.outputs, folder)
-        self._batch = batch_of(opened.inputs, opened.outputs)
+        self._batch = batch_of(opened.inputs, opened.outputs, declared=True)
         self._runners = opened.runners
         self._loop: asyncio.AbstractEventLoop | None = None
         policy = policy_of(config, max_queue)
@@ -350,7 +354,8 @@ class QueuedModel(Model):
 
     def close(self) -> None:
         """Answer what waits, then close the instances."""
-        self.scheduler.close()
+        if not self.scheduler.close():
+            return  # an instance that hangs is not to be closed below its thread
         for runner in self._runners:
             runner.close()
 
@@ -363,7 +368,7 @@ class QueuedModel(Model):
         """Return a request of zeros."""
         inputs = []
         for port in self.inputs.values():
-            sizes = [dim.opt if isinstance(dim, DimRange) else dim or 1 for dim in port.dims]
+            sizes = [_usual(dim) for dim in port.dims]
             shape = [1, *sizes] if self.max_batch else sizes
             array = np.zeros(shape, DATATYPES[port.datatype].numpy)
             inputs.append(Tensor(port.name, port.datatype, array.shape, array))
@@ -383,21 +388,33 @@ class QueuedModel(Model):
             whole(request.parameters, "timeout", where) / 1e6,
         )
         self.scheduler.submit(item)
+        timer = None
         if item.timeout_s:
-            self._loop.call_later(item.timeout_s, self.scheduler.expire)
+            timer = self._loop.call_later(item.timeout_s, self.scheduler.expire)
         try:
             return await work.answer
         except asyncio.CancelledError:
             item.cancelled = True
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _feed(self, tensor: Tensor) -> Array:
         port, array = self.inputs[tensor.name], tensor.data
         if port.converted:
             array = from_bf16(array)
+        if port.datatype == BYTES:
+            array = texts_of(tensor.name, array)
         if port.inner is not None:
             batch = array.shape[:1] if self.max_batch else ()
-            array = array.reshape(*batch, *port.inner)
+            try:
+                array = array.reshape(*batch, *port.inner)
+            except ValueError as error:
+                refuse(
+                    f"inference input {tensor.name!r} of model {self.name!r}: the shape"
+                    f" {list(tensor.shape)} does not become {list(port.inner)} (reshape): {error}"
+                )
         return array
 
     def _run(self, runner: Runner, items: list[Item]) -> None:
@@ -411,7 +428,8 @@ class QueuedModel(Model):
             fed_ns = time.perf_counter_ns()
             outputs = runner.infer(feeds)
             ran_ns = time.perf_counter_ns()
-            results = list(self._split(outputs, rows))
+            fed = next((len(one) for one in feeds.values()), None) if self.max_batch else None
+            results = list(self._split(outputs, rows, fed))
             end_ns = time.perf_counter_ns()
             self.figures.ran(rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns))
         except Exception as error:  # noqa: BLE001  (a client waits for an answer)
@@ -444,10 +462,16 @@ class QueuedModel(Model):
         return stacked
 
     def _split(
-        self, outputs: Mapping[str, Array], rows: Sequence[int]
+        self, outputs: Mapping[str, Array], rows: Sequence[int], fed: int | None
     ) -> Sequence[dict[str, Array]]:
         if not self.max_batch:
             return [dict(outputs)]
+        for name, array in outputs.items():
+            if fed is not None and array.shape[:1] != (fed,):
+                raise SessionError(
+                    f"output {name!r} has the shape {list(array.shape)} for a batch of {fed}: its"
+                    " first dimension is no batch; set max_batch_size to 0."
+                )
         ends = np.cumsum(rows)
         return [
             {name: array[end - count : end] for name, array in outputs.items()}
@@ -533,11 +557,14 @@ def warm_up(runner: Runner, inputs: Sequence[Port]) -> None:
     """Run an instance once, on zeros of the sizes that it was built for. Raises SessionError."""
     runner.infer({
         port.name: np.zeros(
-            [dim.opt if isinstance(dim, DimRange) else dim or 1 for dim in port.dims],
-            DATATYPES[port.datatype].numpy,
+            [_usual(dim) for dim in port.dims], DATATYPES[port.datatype].numpy
         )
         for port in inputs
     })  # fmt: skip
+
+
+def _usual(dim: Dim) -> int:
+    return dim.opt if isinstance(dim, DimRange) else dim if isinstance(dim, int) else 1
 
 
 def ports_of_engine(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:

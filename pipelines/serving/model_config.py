@@ -19,7 +19,7 @@ ENSEMBLE = "ensemble"
 UNLIMITED = 2**31 - 1
 DEFAULT_BATCH = 4  # Triton's, of models that take any
 
-Dim = int | DimRange | None  # None: any size
+Dim = int | DimRange | str | None  # any size: a symbol of the model, or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,16 @@ def parse_override(text: str) -> Config:
         raise ConfigError(f"the configuration in the request is not one: {error}.") from error
 
 
+def inside(folder: Path, name: str) -> Path:
+    """Return the path of a file of a folder. Raises ConfigError: it is outside, also by a link."""
+    try:
+        if (folder / name).resolve().is_relative_to(folder.resolve()):
+            return folder / name
+    except (OSError, RuntimeError, ValueError):  # a loop of links, NUL
+        pass
+    raise ConfigError(f"the file {name!r} that a configuration names is not inside {folder}.")
+
+
 def write_config(config: Config) -> str:
     """Return the text of config.pbtxt."""
     text: str = text_format.MessageToString(config)
@@ -127,7 +137,8 @@ def complete(
     if not full.platform and not full.backend:
         full.platform = platform
     if platform != ENSEMBLE:
-        _complete_batch(full, batch_of(inputs, outputs))
+        declared = full.max_batch_size > 0
+        _complete_batch(full, batch_of(inputs, outputs, declared=declared))
         _complete_ports(full, full.input, inputs)
         _complete_ports(full, full.output, outputs)
         if not full.instance_group:
@@ -172,28 +183,35 @@ def _complete_ports(full: Config, fields: Any, ports: Sequence[Port]) -> None:  
             )
 
 
-def batch_of(inputs: Sequence[Port], outputs: Sequence[Port]) -> DimRange | None:
-    """Return the range of the first dimension, if all inputs and outputs have it in common."""
+def batch_of(inputs: Sequence[Port], outputs: Sequence[Port], *, declared: bool) -> DimRange | None:
+    """Return the range of the first dimension, if all inputs and outputs have it in common.
+
+    `declared`: the configuration says so, whatever the symbols; exporters give outputs their own.
+    """
     if not all(port.dims for port in (*inputs, *outputs)):
         return None
     firsts = {port.dims[0] for port in (*inputs, *outputs)} - {None}
+    if declared:
+        firsts = {first for first in firsts if not isinstance(first, str)}
     if len(firsts) > 1:
         return None
     first = firsts.pop() if firsts else None
     if isinstance(first, int):
         return DimRange(name="batch", min=first, opt=first, max=first)
-    return first or DimRange(name="batch", min=1, opt=1, max=UNLIMITED)
+    if isinstance(first, DimRange):
+        return first
+    return DimRange(name="batch", min=1, opt=1, max=UNLIMITED)
 
 
 def ports_of(
     config: Config, ports: Sequence[Port], which: str, folder: Path
 ) -> dict[str, ModelPort]:
     """Return what clients see of inputs or outputs. Raises ConfigError: the two do not agree."""
-    inside = {port.name: port for port in ports}
+    known = {port.name: port for port in ports}
     batched = config.max_batch_size > 0
     result = {}
     for field in getattr(config, which):
-        port = inside[field.name]
+        port = known[field.name]
         dims = port.dims[1:] if batched else port.dims
         datatype = BY_CONFIG.get(
             _plain(field.DESCRIPTOR.fields_by_name["data_type"], field.data_type)
@@ -219,7 +237,7 @@ def ports_of(
             shown = tuple(None if dim == -1 else dim for dim in outer)
         labels: tuple[str, ...] = ()
         if which == "output" and field.label_filename:
-            labels = _labels(folder / field.label_filename)
+            labels = _labels(inside(folder, field.label_filename))
         result[field.name] = ModelPort(
             field.name, datatype or "", shown, inner, converted,
             which == "input" and field.optional, labels,
@@ -230,7 +248,7 @@ def ports_of(
 def fits(shape: Sequence[int], dims: Sequence[Dim]) -> bool:
     """Whether a shape, which may have -1, is one of these dimensions."""
     return len(shape) == len(dims) and all(
-        size == -1 or dim is None
+        size == -1 or dim is None or isinstance(dim, str)
         or (size == dim if isinstance(dim, int) else in_range(size, dim))
         for size, dim in zip(shape, dims, strict=True)
     )  # fmt: skip

@@ -44,11 +44,10 @@ class OnnxFile(Closing):
         self.outputs = tuple(map(_port, self._session.get_outputs()))
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run it; several threads may."""
+        """Run it; several threads may. BYTES are texts here."""
         names = [port.name for port in self.outputs]
-        texts = {name: _texts(name, one) for name, one in feeds.items() if one.dtype == object}
         try:
-            values = self._session.run(names, {**feeds, **texts})
+            values = self._session.run(names, dict(feeds))
         except Exception as error:  # as above
             raise SessionError(f"onnxruntime failed: {shortened(str(error))}") from error
         return dict(zip(names, values, strict=True))
@@ -58,13 +57,17 @@ class OnnxFile(Closing):
         del self._session
 
 
-def _texts(name: str, elements: Array) -> Array:
-    """Return BYTES as texts, which is what onnxruntime takes."""
+def texts_of(name: str, elements: Array) -> Array:
+    """Return BYTES as texts, which is what onnxruntime takes. Raises Refusal: no UTF-8."""
     try:
-        texts: Array = np.vectorize(bytes.decode, [object])(elements)
+        texts: Array = np.vectorize(_text, [object])(elements)
         return texts
     except UnicodeDecodeError:
         refuse(f"input {name!r} holds bytes that are no UTF-8, which onnxruntime does not take")
+
+
+def _text(element: bytes | str) -> str:
+    return element if isinstance(element, str) else element.decode()  # str: from another step
 
 
 def _port(node: Any) -> Port:  # noqa: ANN401
@@ -74,5 +77,4 @@ def _port(node: Any) -> Port:  # noqa: ANN401
         raise SessionError(
             f"{node.name!r} is a {node.type}, which the protocol has no datatype for"
         )
-    dims = tuple(dim if isinstance(dim, int) else None for dim in node.shape)
-    return Port(node.name, datatype, dims)
+    return Port(node.name, datatype, tuple(node.shape))  # int, a symbol's name, or None

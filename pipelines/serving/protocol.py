@@ -1,5 +1,6 @@
 """The values of a request and of an answer, the datatypes, and refusals with their status."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,10 @@ from device.errors import TandemError
 Array = npt.NDArray[Any]
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
+
+MAX_DIMS = 32  # of numpy before 2.0
+MAX_ELEMENTS = 1 << 59  # numpy counts bytes in 63 bits, also where a dimension is 0
+MAX_WHOLE = (1 << 63) - 1
 
 BYTES = "BYTES"
 BF16 = "BF16"
@@ -130,6 +135,14 @@ class InferResponse:
     parameters: Parameters = field(default_factory=dict)
 
 
+def trace_of(text: str) -> str:
+    """Return a `traceparent` of W3C Trace Context (w3.org/TR/trace-context), or nothing."""
+    return text if _TRACE.fullmatch(text) else ""
+
+
+_TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
 def check_datatype(name: str, datatype: str) -> Datatype:
     """Return the row of a datatype. Raises Refusal."""
     if datatype not in DATATYPES:
@@ -140,17 +153,34 @@ def check_datatype(name: str, datatype: str) -> Datatype:
 
 
 def elements(name: str, shape: Sequence[int]) -> int:
-    """Return the number of elements of a shape. Raises Refusal: a dimension is negative."""
+    """Return the number of elements of a shape. Raises Refusal: it is no shape of a tensor."""
     if any(dim < 0 for dim in shape):
         refuse(f"input {name!r} has the shape {list(shape)}: a dimension must be 0 or more")
+    if len(shape) > MAX_DIMS or prod(dim or 1 for dim in shape) > MAX_ELEMENTS:
+        refuse(
+            f"input {name!r} has the shape {str(list(shape))[:200]}: a tensor has at most"
+            f" {MAX_DIMS} dimensions and {MAX_ELEMENTS} elements"
+        )
     return prod(shape)
+
+
+def check_size(name: str, datatype: str, shape: Sequence[int], size: int) -> None:
+    """Raise Refusal: an input of other than BYTES has not `size` bytes."""
+    expected = check_datatype(name, datatype).numpy.itemsize * elements(name, shape)
+    if size != expected:
+        refuse(
+            f"input {name!r} has {size} bytes; {datatype} of the shape {list(shape)} has {expected}"
+        )
 
 
 def whole(parameters: Parameters, key: str, where: str, default: int = 0) -> int:
     """Return a parameter that is a whole number of 0 or more. Raises Refusal."""
     value = parameters.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        refuse(f"the parameter {key!r} of {where} is {value!r}: give a whole number of 0 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_WHOLE:
+        refuse(
+            f"the parameter {key!r} of {where} is {value!r:.100}: give a whole number of 0 or more,"
+            f" at most {MAX_WHOLE}"
+        )
     return value
 
 

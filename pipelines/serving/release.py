@@ -25,6 +25,7 @@ from pipelines.serving.repository import Repository, Source
 from pipelines.serving.server import ServeOptions, check_reach, serving
 
 PROBE_S = 1.0  # a model that answered nothing for so long is asked
+HANG_S = 30.0  # one that was asked and answers nothing for so long hangs
 STATS_S = 1.0
 
 
@@ -83,11 +84,21 @@ async def _run(
             await model.infer(model.sample())
         reporter = begin(models, time.monotonic() - began_s)
         probes: dict[str, asyncio.Task[object]] = {}
+        asked_s: dict[str, float] = {}  # since its last answer
         while not stop.is_set():
             for model in models:
-                task = probes.get(model.name)
-                idle_s = time.time() - model.figures.last_ms / 1e3
-                if (task is None or task.done()) and idle_s > PROBE_S:
+                now_s, task = time.monotonic(), probes.get(model.name)
+                if now_s - model.figures.last_s <= PROBE_S:
+                    asked_s.pop(model.name, None)
+                    continue
+                silent_s = now_s - asked_s.setdefault(model.name, now_s)
+                if silent_s > HANG_S:
+                    raise PipelineError(
+                        f"model {model.name!r} has answered no request of zeros for {silent_s:.0f}"
+                        f" s; the limit is {HANG_S:.0f} s: its engine hangs, start the process"
+                        " again."
+                    )
+                if task is None or task.done():
                     probes[model.name] = asyncio.create_task(_probe(model))
             reporter.tick()
             await asyncio.sleep(HEARTBEAT_S / 2)

@@ -8,10 +8,11 @@ import asyncio
 import logging
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from device.errors import ConfigError, SessionError, TandemError
 from pipelines.serving.bundles import BundleModel, PictureModel, is_bundle, models_of
@@ -22,6 +23,7 @@ from pipelines.serving.model_config import (
     ENSEMBLE,
     Config,
     complete,
+    inside,
     parse_config,
     parse_override,
     read_config,
@@ -71,31 +73,28 @@ def scan(root: Path) -> dict[str, Source]:
     for path in reversed(entries):  # so that an engine replaces the .onnx of the same name
         if path.name.startswith("."):
             continue
-        source = _folder(path) if path.is_dir() else None
-        if is_bundle(path):
-            sources |= _bundle(path)
-            continue
-        if path.is_file() and path.suffix in SUFFIXES:
-            config = path.with_suffix(".pbtxt")
-            source = Source(path.stem, root, config if config.is_file() else None, {1: path})
-        if source is not None:
-            sources[source.name] = source
+        try:
+            sources |= {source.name: source for source in _sources(path)}
+        except (OSError, TandemError) as error:
+            _log.error("%s is left out: %s", path, error)
     return dict(sorted(sources.items()))
 
 
-def _bundle(path: Path) -> dict[str, Source]:
-    try:
-        models = models_of(path)
-    except TandemError as error:
-        _log.error("%s is left out: %s", path, error)
-        return {}
-    return {
-        one.name: Source(
-            one.name, one.engine.parent, None, {1: one.engine}, one.config,
-            one if one.picture is not None else None,
-        )
-        for one in models
-    }  # fmt: skip
+def _sources(path: Path) -> list[Source]:
+    """Return the models of an entry of a repository. Raises OSError, TandemError."""
+    if is_bundle(path):
+        return [
+            Source(
+                one.name, one.engine.parent, None, {1: one.engine}, one.config,
+                one if one.picture is not None else None,
+            )
+            for one in models_of(path)
+        ]  # fmt: skip
+    if path.is_file() and path.suffix in SUFFIXES:
+        config = path.with_suffix(".pbtxt")
+        return [Source(path.stem, path.parent, config if config.is_file() else None, {1: path})]
+    source = _folder(path) if path.is_dir() else None
+    return [source] if source is not None else []
 
 
 def _folder(path: Path) -> Source | None:
@@ -134,6 +133,8 @@ class Repository:
         self._states: dict[str, dict[int, tuple[str, str]]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._loaded_from: dict[str, tuple[tuple[str, int, int], ...]] = {}
+        self._loading: dict[str, Config] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def models(self) -> Sequence[Model]:
@@ -164,10 +165,10 @@ class Repository:
             refuse(f"Request for unknown model: {name!r} is not found", Status.NOT_FOUND)
         if not version:
             return versions[max(versions)]
-        if not version.isdecimal() or int(version) not in versions:
+        if not version.isdecimal() or len(version) > 18 or int(version) not in versions:
             refuse(
-                f"Request for unknown model: {name!r} has no version {version!r} that is ready; it"
-                f" has {', '.join(map(str, sorted(versions)))}",
+                f"Request for unknown model: {name!r} has no version {version[:40]!r} that is"
+                f" ready; it has {', '.join(map(str, sorted(versions)))}",
                 Status.NOT_FOUND,
             )
         return versions[int(version)]
@@ -204,7 +205,7 @@ class Repository:
         for source in sources.values():
             try:
                 await self._load(source)
-            except TandemError as error:
+            except (OSError, TandemError) as error:
                 _log.error("model %r is not ready: %s", source.name, error)
 
     async def poll(self, every_s: float) -> None:
@@ -213,21 +214,27 @@ class Repository:
         while True:
             await asyncio.sleep(every_s)
             try:
-                sources = self._scan()
+                before = await self._look_again(before)
             except ConfigError as error:
                 _log.error("%s", error)
-                continue
-            now = {name: source.signature() for name, source in sources.items()}
-            for name, signature in now.items():
-                settled = before.get(name) == signature  # else it may still be written
-                if settled and self._loaded_from.get(name) != signature:
-                    try:
-                        await self._load(sources[name])
-                    except TandemError as error:
-                        _log.error("model %r is not loaded: %s", name, error)
-            for name in [one for one in self._models if one not in now]:
-                await self._unload(name)
-            before = now
+            except Exception:  # noqa: BLE001  (polling goes on)
+                _log.exception("the repository is looked at again in %s s", every_s)
+
+    async def _look_again(
+        self, before: Mapping[str, tuple[tuple[str, int, int], ...]]
+    ) -> dict[str, tuple[tuple[str, int, int], ...]]:
+        sources = self._scan()
+        now = {name: source.signature() for name, source in sources.items()}
+        for name, signature in now.items():
+            settled = before.get(name) == signature  # else it may still be written
+            if settled and self._loaded_from.get(name) != signature:
+                try:
+                    await self._load(sources[name])
+                except (OSError, TandemError) as error:
+                    _log.error("model %r is not loaded: %s", name, error)
+        for name in [one for one in self._models if one not in now]:
+            await self._unload(name)
+        return now
 
     async def load(
         self, name: str, override: str = "", files: Mapping[str, bytes] | None = None
@@ -241,7 +248,7 @@ class Repository:
         try:
             source = self._scan().get(name)
             if files:
-                await self._load_files(name, override, files)
+                await self._finish(self._load_files(name, override, files))
                 return
             if source is None:
                 refuse(
@@ -272,9 +279,17 @@ class Repository:
                 await self._unload(step)
 
     async def close(self) -> None:
-        """Close all models."""
+        """Close all models, also those that are being loaded."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for name in list(self._models):
             await self._unload(name)
+
+    async def _finish(self, change: Coroutine[Any, Any, None]) -> None:
+        """Wait for a change, which goes on to its end where the caller is cancelled."""
+        task = asyncio.create_task(change)
+        self._tasks.add(task)  # the loop itself holds no reference
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
 
     def _check_control(self) -> None:
         if self.mode != "explicit":
@@ -287,20 +302,29 @@ class Repository:
     async def _load_files(self, name: str, override: str, files: Mapping[str, bytes]) -> None:
         if not override:
             refuse(f"failed to load {name!r}: files in the request need `config` beside them")
+        if name in {"", ".", ".."} or set("/\\\0") & set(name):
+            refuse(f"failed to load {name!r}: a model's name is that of its folder")
         with tempfile.TemporaryDirectory() as folder:
             for place, content in files.items():
                 parts = Path(place).parts
-                if len(parts) != 2 or not parts[0].isdecimal() or parts[1] in {".", ".."}:
+                if (
+                    len(parts) != 2
+                    or not parts[0].isdecimal()
+                    or (parts[1] in {".", ".."} or "\0" in place)
+                ):
                     refuse(f"failed to load {name!r}: the file {place!r} is not VERSION/NAME")
                 path = Path(folder, name, *parts)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            source = _folder(Path(folder, name)) if "/" not in name else None
+            source = _folder(Path(folder, name))
             if source is None:
                 refuse(f"failed to load {name!r}: the request has no file of a version")
             await self._load(source, parse_override(override))
 
     async def _load(self, source: Source, override: Config | None = None) -> None:
+        await self._finish(self._load_locked(source, override))
+
+    async def _load_locked(self, source: Source, override: Config | None) -> None:
         name = source.name
         async with self._locks[name]:
             states = self._states.setdefault(name, {})
@@ -313,20 +337,20 @@ class Repository:
                         parse_config(source.defaults, name) if source.config is None
                         else read_config(source.config)
                     )  # fmt: skip
+                self._loading[name] = config
                 if config.HasField("ensemble_scheduling"):
                     await self._load_steps(name, config)
                 wanted = _versions(config, source)
                 if not former:
                     states |= dict.fromkeys(wanted, (LOADING, ""))
-                models = {
-                    number: await asyncio.to_thread(self._open, source, config, number)
-                    for number in wanted
-                }
-            except TandemError as error:
+                models = await asyncio.to_thread(self._open_all, source, config, wanted)
+            except Exception as error:
                 if not former:
                     numbers = list(states) or [max(source.versions, default=1)]
                     states |= {number: (UNAVAILABLE, str(error)) for number in numbers}
                 raise
+            finally:
+                self._loading.pop(name, None)
             self._models[name] = models
             self._states[name] = {
                 **dict.fromkeys(former, (UNAVAILABLE, "unloaded")),
@@ -345,21 +369,40 @@ class Repository:
                 await self._load(sources[step.model_name])
 
     def _reaches(self, start: str, name: str) -> bool:
-        """Whether a model is, or has as a step, the one of this name, by the files on disk."""
+        """Whether a model is, or has as a step, the one of this name: by the files on disk, and by
+        configurations of requests."""
         seen, waiting, sources = set(), [start], self._scan()
         while waiting:
             one = waiting.pop()
             if one == name:
                 return True
+            if one in seen:
+                continue
+            seen.add(one)
+            configs = [model.config for model in self._models.get(one, {}).values()]
+            if one in self._loading:
+                configs.append(self._loading[one])
             source = sources.get(one)
-            if one not in seen and source is not None and source.config is not None:
-                seen.add(one)
-                steps = read_config(source.config).ensemble_scheduling.step
-                waiting += [step.model_name for step in steps]
+            if source is not None and source.config is not None:
+                configs.append(read_config(source.config))
+            for config in configs:
+                waiting += [step.model_name for step in config.ensemble_scheduling.step]
         return False
 
+    def _open_all(
+        self, source: Source, config: Config, versions: Sequence[int]
+    ) -> dict[int, Model]:
+        """Open all versions or none, in a thread. Raises TandemError."""
+        with ExitStack() as opened:
+            models = {
+                number: opened.enter_context(self._open(source, config, number))
+                for number in versions
+            }
+            opened.pop_all()
+        return models
+
     def _open(self, source: Source, config: Config, version: int) -> Model:
-        """Open a version in a thread. Raises TandemError."""
+        """Open a version. Raises TandemError."""
         if source.picture is not None:
             return PictureModel(version, source.picture, self.find)
         if config.HasField("ensemble_scheduling"):
@@ -367,7 +410,8 @@ class Repository:
             return Ensemble(version, full, source.folder, self.find)
         path = source.versions[version]
         if config.default_model_filename and path.parent.is_dir():
-            named = (path if path.is_dir() else path.parent) / config.default_model_filename
+            folder = path if path.is_dir() else path.parent
+            named = inside(folder, config.default_model_filename)
             path = named if named.is_file() and named.suffix in SUFFIXES else path
         if path.is_dir():
             files = ", ".join(sorted(one.name for one in path.iterdir())) or "nothing"
@@ -390,6 +434,9 @@ class Repository:
             raise
 
     async def _unload(self, name: str) -> None:
+        await self._finish(self._unload_locked(name))
+
+    async def _unload_locked(self, name: str) -> None:
         async with self._locks[name]:
             models = self._models.pop(name, {})
             self._loaded_from.pop(name, None)

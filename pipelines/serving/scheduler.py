@@ -10,6 +10,8 @@ from typing import Any
 
 from pipelines.serving.protocol import Refusal, Status, refuse
 
+CLOSE_S = 20.0  # what waits may run so long when a model ends; one that hangs never does
+
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
@@ -183,13 +185,15 @@ class Scheduler:
             self._queue.put(item, time.monotonic())
             self._changed.notify()
 
-    def close(self) -> None:
-        """Run what waits, then end the threads."""
+    def close(self) -> bool:
+        """Run what waits, then end the threads. Return whether all ended within the limit."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        ends_s = time.monotonic() + CLOSE_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, ends_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _loop(self, run: Callable[[list[Item]], None]) -> None:
         while True:

@@ -13,13 +13,14 @@ from pipelines.serving.protocol import (
     InferResponse,
     Parameter,
     Parameters,
+    Refusal,
     Status,
     Tensor,
     Wanted,
     refuse,
 )
 from pipelines.serving.repository import Repository
-from pipelines.serving.shared_memory import SystemRegions
+from pipelines.serving.shared_memory import Region, SystemRegions
 
 EXTENSIONS = (
     "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
@@ -42,6 +43,7 @@ LEVELS = (
     ("log_error", logging.ERROR),
 )
 
+_log = logging.getLogger(__name__)
 _trace_log = logging.getLogger("tandem.trace")
 
 
@@ -79,17 +81,19 @@ class Service:
                 Status.UNAUTHENTICATED,
             )
 
-    def hold(self, size: int) -> None:
-        """Count the bytes of a request until `release`. Raises Refusal: too large, or too many."""
-        if size > self.max_request_bytes:
+    def hold(self, size: int, total: int = 0) -> None:
+        """Count bytes until `release`, of a request of `total`. Raises Refusal: the request is too
+        large, or too many are held."""
+        total = max(size, total)
+        if total > self.max_request_bytes:
             refuse(
-                f"the request has {size} bytes; this server takes {self.max_request_bytes}",
+                f"the request has {total} bytes; this server takes {self.max_request_bytes}",
                 Status.TOO_LARGE,
             )
         if self._in_flight_bytes + size > self._max_in_flight_bytes:
             refuse(
                 f"requests of {self._in_flight_bytes} bytes are being answered, and this one has"
-                f" {size}; this server holds {self._max_in_flight_bytes}: try again later",
+                f" {total}; this server holds {self._max_in_flight_bytes}: try again later",
                 Status.BUSY,
             )
         self._in_flight_bytes += size
@@ -184,13 +188,21 @@ class Service:
             _trace_log.info("traceparent=%s model=%s", request.traceparent, model.name)
         return InferResponse(model.name, str(model.version), tensors, request.id)
 
-    def _placed(self, tensor: Tensor, place: tuple[str, int, int] | None) -> Tensor:
+    def _placed(self, tensor: Tensor, place: tuple[Region, int, int] | None) -> Tensor:
         if place is None:
             return tensor
         data = to_bytes(tensor)
         self.regions.write(tensor.name, place, data)
-        written = (place[0], place[1], data.nbytes)
+        written = (place[0].name, place[1], data.nbytes)
         return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, written)
+
+
+def refusal_of(error: Exception, what: str) -> Refusal:
+    """Return what a client hears of an exception; one of ours is logged."""
+    if isinstance(error, Refusal):
+        return error
+    _log.error("%s failed", what, exc_info=error)
+    return Refusal(Status.INTERNAL, f"the server failed: {error!r}"[:1000])
 
 
 def wants_binary(wanted: Wanted | None, parameters: Parameters) -> bool:

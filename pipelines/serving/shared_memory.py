@@ -2,11 +2,11 @@
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.serving.protocol import Parameters, Status, refuse, whole
+from pipelines.serving.protocol import BYTES, Parameters, Status, check_size, refuse, whole
 
 ROOT = Path("/dev/shm")  # where shm_open has its objects on Linux
 MAX_REGIONS = 1024
@@ -88,20 +88,23 @@ class SystemRegions:
             )
         return self._regions[name]
 
-    def read(self, tensor: str, parameters: Parameters) -> bytes:
+    def read(
+        self, tensor: str, datatype: str, shape: Sequence[int], parameters: Parameters
+    ) -> bytes:
         """Return the bytes of an input. They are copied: the client may shrink the object, and a
         mapping of what has gone would end this process. Raises Refusal."""
         region, offset, size = self.place(f"input {tensor!r}", parameters)
-        found = self.find(region)
-        data = os.pread(found.fd, size, found.offset + offset)
+        if datatype != BYTES:
+            check_size(tensor, datatype, shape, size)
+        data = os.pread(region.fd, size, region.offset + offset)
         if len(data) != size:
             refuse(
-                f"input {tensor!r}: shared memory region {region!r} has {len(data)} bytes from"
+                f"input {tensor!r}: shared memory region {region.name!r} has {len(data)} bytes from"
                 f" offset {offset}; {size} were asked for"
             )
         return data
 
-    def place(self, where: str, parameters: Parameters) -> tuple[str, int, int]:
+    def place(self, where: str, parameters: Parameters) -> tuple[Region, int, int]:
         """Return the region, offset and size that parameters name. Raises Refusal."""
         region = self.find(str(parameters["shared_memory_region"]))
         size = whole(parameters, "shared_memory_byte_size", where)
@@ -111,19 +114,35 @@ class SystemRegions:
                 f"{where}: offset {offset} and {size} bytes end at {offset + size}; shared memory"
                 f" region {region.name!r} has {region.byte_size} bytes"
             )
-        return region.name, offset, size
+        return region, offset, size
 
-    def write(self, tensor: str, place: tuple[str, int, int], data: memoryview) -> None:
-        """Write an output. Raises Refusal: it does not fit."""
-        name, offset, size = place
-        region = self.find(name)
+    def write(self, tensor: str, place: tuple[Region, int, int], data: memoryview) -> None:
+        """Write an output. Raises Refusal: it does not fit, or the region has gone."""
+        region, offset, size = place
+        if self._regions.get(region.name) is not region:
+            refuse(
+                f"output {tensor!r}: shared memory region {region.name!r} was unregistered since"
+                " the request came",
+                Status.NOT_FOUND,
+            )
         if data.nbytes > size:
             refuse(
                 f"output {tensor!r} has {data.nbytes} bytes; {size} were given in shared memory"
-                f" region {name!r}"
+                f" region {region.name!r}"
             )
         _check_size(region)
-        os.pwrite(region.fd, data, region.offset + offset)
+        try:
+            written = os.pwrite(region.fd, data, region.offset + offset)
+        except OSError as error:
+            written, reason = 0, error.strerror
+        else:
+            reason = "no space is left"
+        if written != data.nbytes:
+            refuse(
+                f"output {tensor!r}: {written} of {data.nbytes} bytes were written to shared memory"
+                f" region {region.name!r} ({reason}): free shared memory of the machine",
+                Status.BUSY,
+            )
 
     def close(self) -> None:
         """Close all regions."""

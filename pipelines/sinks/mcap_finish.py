@@ -9,9 +9,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
 from mcap.data_stream import ReadDataStream, RecordBuilder
-from mcap.exceptions import McapError
 from mcap.opcode import Opcode
 from mcap.records import (
     Channel,
@@ -28,7 +26,8 @@ from mcap.records import (
 )
 from mcap.writer import MCAP0_MAGIC
 
-MAX_CHUNK_BYTES = 256 << 20
+from pipelines.ros2.chunks import DAMAGE, unpack_chunk
+
 LIBRARY = "tandem"  # in the header of our files
 HEAD = struct.Struct("<BQ")  # opcode and length of each record
 MESSAGE = struct.Struct("<HIQ")  # channel, sequence, log time
@@ -45,7 +44,7 @@ def finish_recording(path: Path) -> bool:
             return _finish(file)
     except BlockingIOError:
         return False
-    except (OSError, McapError, struct.error, zstandard.ZstdError) as error:
+    except (OSError, *DAMAGE) as error:
         _log.warning("%s was not ended, and cannot be now: %s", path, error)
         return False
 
@@ -84,23 +83,34 @@ class _Summary:
         self._indexes: list[MessageIndex] = []  # of the last chunk, those that the file lacks
 
     def read(self, file: BinaryIO, size: int) -> None:
-        """Read records as far as they are whole."""
-        while self.end + HEAD.size <= size:
-            file.seek(self.end)
+        """Read records as far as they are whole. Raises one of DAMAGE if a chunk follows a damaged
+        record: it would be cut off."""
+        at, damage = self.end, None
+        while at + HEAD.size <= size:
+            file.seek(at)
             opcode, length = HEAD.unpack(file.read(HEAD.size))
-            whole = self.end + HEAD.size + length <= size
-            if not whole or opcode in (Opcode.DATA_END, Opcode.FOOTER):
+            begin, at = at, at + HEAD.size + length
+            if at > size or opcode in (Opcode.DATA_END, Opcode.FOOTER):
                 break
-            begin, self.end = self.end, self.end + HEAD.size + length
-            if opcode == Opcode.CHUNK:
-                self._indexes = self._add_chunk(Chunk.read(ReadDataStream(file)), begin)
-            elif opcode == Opcode.MESSAGE_INDEX:
-                channel_id = MessageIndex.read(ReadDataStream(file)).channel_id
-                self._indexes = [one for one in self._indexes if one.channel_id != channel_id]
-                self._add_offset(channel_id, begin)
-            elif opcode == Opcode.METADATA:
-                name = Metadata.read(ReadDataStream(file)).name
-                self._metadata.append(MetadataIndex(begin, self.end - begin, name))
+            if damage is None:
+                self.end = at
+                try:
+                    self._add(opcode, file, begin)
+                except DAMAGE as error:
+                    self.end, damage = begin, error
+            elif opcode == Opcode.CHUNK:
+                raise damage
+
+    def _add(self, opcode: int, file: BinaryIO, begin: int) -> None:
+        if opcode == Opcode.CHUNK:
+            self._indexes = self._add_chunk(Chunk.read(ReadDataStream(file)), begin)
+        elif opcode == Opcode.MESSAGE_INDEX:
+            channel_id = MessageIndex.read(ReadDataStream(file)).channel_id
+            self._indexes = [one for one in self._indexes if one.channel_id != channel_id]
+            self._add_offset(channel_id, begin)
+        elif opcode == Opcode.METADATA:
+            name = Metadata.read(ReadDataStream(file)).name
+            self._metadata.append(MetadataIndex(begin, self.end - begin, name))
 
     def _add_offset(self, channel_id: int, begin: int) -> None:
         chunk = self._chunks[-1]
@@ -108,6 +118,18 @@ class _Summary:
         chunk.message_index_length += self.end - begin
 
     def _add_chunk(self, chunk: Chunk, begin: int) -> list[MessageIndex]:
+        data = unpack_chunk(chunk)
+        records: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        at = 0
+        while at < len(data):
+            opcode, length = HEAD.unpack_from(data, at)
+            body = at + HEAD.size
+            if opcode == Opcode.MESSAGE:
+                channel_id, _, log_time = MESSAGE.unpack_from(data, body)
+                records[channel_id].append((log_time, at))
+            elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL):
+                self._add_definition(opcode, data[body : body + length])
+            at = body + length
         self._chunks.append(
             ChunkIndex(
                 chunk_start_offset=begin,
@@ -121,20 +143,6 @@ class _Summary:
                 message_index_offsets={},
             )
         )
-        data = chunk.data
-        if chunk.compression:
-            data = zstandard.ZstdDecompressor().decompress(data, MAX_CHUNK_BYTES)
-        records: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        at = 0
-        while at < len(data):
-            opcode, length = HEAD.unpack_from(data, at)
-            body = at + HEAD.size
-            if opcode == Opcode.MESSAGE:
-                channel_id, _, log_time = MESSAGE.unpack_from(data, body)
-                records[channel_id].append((log_time, at))
-            elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL):
-                self._add_definition(opcode, data[body : body + length])
-            at = body + length
         self._counts.update({channel_id: len(rows) for channel_id, rows in records.items()})
         return [MessageIndex(channel_id, rows) for channel_id, rows in records.items()]
 

@@ -21,7 +21,7 @@ from pipelines.ros2.cdr import Message
 from pipelines.sink_config import FoxgloveSink, McapSink
 from pipelines.sinks import ros2_messages as convert
 from pipelines.sinks.result import FrameResult, SinkContext
-from pipelines.sinks.ros2 import clock_text, ros_name
+from pipelines.sinks.ros2 import check_names, clock_text, ros_name
 from pipelines.vision import cv2
 
 QUEUED = 8  # frames that wait for the thread; then the newest is dropped
@@ -74,6 +74,7 @@ class RecordingOut(AbstractContextManager["RecordingOut"]):
     kind: str
 
     def __init__(self, config: McapSink | FoxgloveSink, context: SinkContext) -> None:
+        check_names(context.cameras)
         self._config = config
         self._topics = {
             camera: [
@@ -89,6 +90,7 @@ class RecordingOut(AbstractContextManager["RecordingOut"]):
         self._queue: deque[FrameResult | Stats] = deque()
         self._filled = threading.Condition()
         self._closing = False
+        self._error_said = False
         self._thread = threading.Thread(target=self._run, name=f"{self.kind} sink", daemon=True)
 
     @property
@@ -127,8 +129,9 @@ class RecordingOut(AbstractContextManager["RecordingOut"]):
     def write(self, result: FrameResult) -> None:
         """Queue a result."""
         self._pipeline = result.event.pipeline
-        self._ages_ms[result.frame.camera] = result.event.age_ms
-        self._runs.update({run.model: ", ".join(run.processors) for run in result.runs})
+        # New mappings each time: the thread reads the old ones.
+        self._ages_ms = {**self._ages_ms, result.frame.camera: result.event.age_ms}
+        self._runs = {**self._runs, **{run.model: ", ".join(run.processors) for run in result.runs}}
         self._append(result)
 
     def take_stats(self, stats: Stats) -> None:
@@ -161,10 +164,10 @@ class RecordingOut(AbstractContextManager["RecordingOut"]):
         try:
             act()
         except Exception as error:  # noqa: BLE001  (no message may end a pipeline)
-            cause = f"{self.kind}_error"
-            if not self._dropped[cause]:
+            if not self._error_said:
                 _log.exception("the %s sink drops a frame: %s", self.kind, error)
-            self._dropped[cause] += 1
+            self._error_said = True
+            self._dropped[f"{self.kind}_error"] += 1
 
     def _put_all(self, one: FrameResult | Stats) -> None:
         if isinstance(one, Stats):

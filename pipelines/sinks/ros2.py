@@ -47,6 +47,11 @@ class Camera:
     names: Sequence[str]  # of the models; empty: the sink does not say
     publishers: Mapping[str, Publisher]
 
+    def calibration_of(self, result: FrameResult) -> Calibration | None:
+        """Return the calibration in pixels of a frame, whatever size it was made with."""
+        event = result.event
+        return self.calibration and self.calibration.scaled_to(event.width, event.height)
+
     def names_in(self, result: FrameResult) -> Sequence[str]:
         """Return the models whose objects are told."""
         return self.names or (result.roles.followed,)
@@ -75,10 +80,11 @@ def _detections_2d(camera: Camera, result: FrameResult) -> Message:
 
 
 def _detections_3d(camera: Camera, result: FrameResult) -> Message | None:
-    if camera.calibration is None:
+    calibration = camera.calibration_of(result)
+    if calibration is None:
         return None
-    pinhole = camera.calibration.pinhole
-    return convert.detections_3d(result, camera.names_in(result), pinhole, camera.frame_id)
+    names = camera.names_in(result)
+    return convert.detections_3d(result, names, calibration.pinhole, camera.frame_id)
 
 
 def _annotations(camera: Camera, result: FrameResult) -> Message:
@@ -105,7 +111,7 @@ def _label_info(camera: Camera, result: FrameResult) -> Message | None:
 
 
 def _camera_info(camera: Camera, result: FrameResult) -> Message | None:
-    calibration = camera.calibration
+    calibration = camera.calibration_of(result)
     return None if calibration is None else calibration.message(_header(camera, result))
 
 
@@ -134,6 +140,7 @@ class Ros2Out(AbstractContextManager["Ros2Out"]):
                 " `camera_info`."
             )
         cameras = context.cameras
+        check_names(cameras)
         calibrations = {
             camera: read_calibration(_of_camera(config.camera_info, camera))
             for camera in cameras
@@ -282,6 +289,18 @@ def ros_name(name: str) -> str:
     """Return a name of ours as a part of a topic: letters, digits and `_`, no digit first."""
     text = re.sub(r"\W", "_", name)
     return f"_{text}" if text[:1].isdigit() else text
+
+
+def check_names(cameras: Sequence[str]) -> None:
+    """Raise PipelineError: the topics of two cameras would be the same."""
+    known: dict[str, str] = {}
+    for camera in cameras:
+        other = known.setdefault(ros_name(camera), camera)
+        if other != camera:
+            raise PipelineError(
+                f"the sources {other!r} and {camera!r} have the same topics in ROS 2,"
+                f" /{ros_name(camera)}: give one of them another id."
+            )
 
 
 def _of_camera(text: str, camera: str) -> str:

@@ -48,6 +48,20 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         fx, _, cx, _, fy, cy, *_ = self.camera_matrix.data
         return Pinhole(fx, fy, cx, cy)
 
+    def scaled_to(self, width: int, height: int) -> "Calibration":
+        """Return the calibration of the same picture in another size, in pixels."""
+        x, y = width / self.image_width, height / self.image_height
+        if x == y == 1.0:
+            return self
+        k, p = self.camera_matrix.data, self.projection_matrix.data
+        return msgspec.structs.replace(
+            self,
+            image_width=width,
+            image_height=height,
+            camera_matrix=Matrix3x3(_rows_times((x, y, 1.0), k)),
+            projection_matrix=Matrix3x4(_rows_times((x, y, 1.0), p)),
+        )
+
     def message(self, header: Message) -> Message:
         """Return CameraInfo."""
         return {
@@ -60,6 +74,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             "r": self.rectification_matrix.data,
             "p": self.projection_matrix.data,
         }
+
+
+def _rows_times(factors: tuple[float, ...], data: tuple[float, ...]) -> tuple[float, ...]:
+    columns = len(data) // len(factors)
+    return tuple(value * factors[index // columns] for index, value in enumerate(data))
 
 
 def read_calibration(path: str) -> Calibration:

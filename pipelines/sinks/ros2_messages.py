@@ -165,9 +165,10 @@ def _depths(depth: DepthMap, box: Box) -> NDArray[np.float32]:
     x1, x2 = x1 + (x2 - x1) / 4, x2 - (x2 - x1) / 4
     y1, y2 = y1 + (y2 - y1) / 4, y2 - (y2 - y1) / 4
     scale_x, scale_y = columns / (right - left), rows / (bottom - top)
-    columns_of = [max(0, round((x - left) * scale_x)) for x in (x1, x2)]
-    rows_of = [max(0, round((y - top) * scale_y)) for y in (y1, y2)]
-    part = depth.depth[rows_of[0] : rows_of[1] + 1, columns_of[0] : columns_of[1] + 1]
+    first_x, last_x = (round((x - left) * scale_x) for x in (x1, x2))
+    first_y, last_y = (round((y - top) * scale_y) for y in (y1, y2))
+    # An end before the map is no index from its other side.
+    part = depth.depth[max(0, first_y) : max(0, last_y + 1), max(0, first_x) : max(0, last_x + 1)]
     return part[np.isfinite(part) & (part > 0)]
 
 

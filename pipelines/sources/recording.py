@@ -5,11 +5,11 @@ times of the recording: trackers and zones see the time that passed then, at any
 """
 
 import logging
-import struct
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,25 +26,16 @@ from pipelines.sources.ros2 import DECODERS
 from pipelines.sources.uri import redact
 
 try:
-    from mcap.exceptions import McapError
-    from mcap.records import Channel, Message, Schema
-    from mcap.stream_reader import StreamReader
-    from zstandard import ZstdError
+    from mcap.records import Channel, Chunk, McapRecord, Message, Schema
+    from mcap.stream_reader import StreamReader, breakup_chunk
+
+    from pipelines.ros2.chunks import DAMAGE, unpack_chunk
 except ImportError as error:
     raise SourceError(
         "mcap:// needs the package mcap, which is not installed: pip install 'tandem-edge[mcap]'."
     ) from error
 
 MAX_RECORD_BYTES = 256 << 20
-DAMAGE = (
-    McapError,
-    ZstdError,
-    struct.error,
-    UnicodeDecodeError,
-    EOFError,
-    ValueError,
-    RuntimeError,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -175,7 +166,7 @@ def messages_in(path: Path) -> Iterator[Recorded]:
 def _messages_in(file: BinaryIO) -> Iterator[Recorded]:
     schemas: dict[int, str] = {}
     channels: dict[int, Channel] = {}
-    for record in StreamReader(file, record_size_limit=MAX_RECORD_BYTES).records:
+    for record in _records(file):
         if isinstance(record, Schema):
             schemas[record.id] = record.name
         elif isinstance(record, Channel):
@@ -184,6 +175,15 @@ def _messages_in(file: BinaryIO) -> Iterator[Recorded]:
             channel = channels[record.channel_id]
             kind = schemas.get(channel.schema_id, "") if channel.message_encoding == "cdr" else ""
             yield channel.topic, kind, record.log_time, record.sequence, record.data
+
+
+def _records(file: BinaryIO) -> Iterator[McapRecord]:
+    reader = StreamReader(file, emit_chunks=True, record_size_limit=MAX_RECORD_BYTES)
+    for record in reader.records:
+        if isinstance(record, Chunk):
+            yield from breakup_chunk(replace(record, compression="", data=unpack_chunk(record)))
+        else:
+            yield record
 
 
 def _start_ns(path: Path) -> float:

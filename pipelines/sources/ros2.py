@@ -123,7 +123,7 @@ def _from_image(message: dict[str, Any]) -> Image:
     rows = np.frombuffer(data, np.uint8, height * step).reshape(height, step)
     pixels = rows[:, : width * size].reshape(height, width, size)
     if conversion is None:
-        return pixels
+        return np.array(pixels, np.uint8, order="C")  # writable, without padding
     try:
         return np.asarray(cv2.cvtColor(pixels, getattr(cv2, conversion)), np.uint8)
     except cv2.error as error:  # an odd width of a format with half of the colours

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -149,10 +149,15 @@ def parse_images(uri: str) -> tuple[str, float | None]:
 
 def parse_mcap(uri: str) -> tuple[str, str]:
     """Read `mcap://data/run.mcap?topic=/image/compressed`: the path, and the topic or ""."""
-    path, options = _read_address(uri, "recording", MCAP_KEYS, "mcap://run.mcap")
+    # Not as a URL is read: names of files have `#`, `?` and brackets.
+    path, separator, topic = uri.partition("://")[2].rpartition("?topic=")
+    if not separator:
+        path, topic = topic, ""
+        if re.search(r"\?\w+=", path):
+            _read_address(uri, "recording", MCAP_KEYS, "mcap://run.mcap")
     if not path:
         raise SourceError(f"recording address {uri!r} names no file: write mcap://run.mcap.")
-    return path, options.get("topic", "")
+    return path, unquote(topic)
 
 
 def parse_ros2(uri: str) -> Ros2Topic:

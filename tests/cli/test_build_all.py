@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ import pytest
 from click.testing import CliRunner
 from model_fixtures import small_convnet
 
+import configs
 from toolkit.cli.actions import build_all
 from toolkit.cli.main import tandem as command_line
+from toolkit.errors import WorkersError
 from toolkit.quantize.ranges import measure
+from toolkit.workers import Workers
 
 MATRIX = """
 profiles = ["orin-nano-4gb", "orin-nano-8gb"]
@@ -47,10 +52,6 @@ def folder(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from toolkit.workers import Workers
-
     monkeypatch.setattr(build_all, "open_workers", lambda _: Workers(lambda: ThreadPoolExecutor(1)))
 
 
@@ -116,6 +117,7 @@ def test_builds_that_fail_are_named_and_do_not_stop_the_others(folder: Path) -> 
     [
         ("", "has no 'models'"),
         (MATRIX.replace('"b.onnx"', '"x/a.onnx"'), "two models called 'a'"),
+        (MATRIX.replace("orin-nano-4gb", "x/orin-nano-8gb.toml"), "two profiles called 'orin-"),
         (MATRIX + "\ndat = 1\n", "dat"),
     ],
 )
@@ -124,6 +126,45 @@ def test_a_matrix_that_cannot_be_meant_is_refused(folder: Path, text: str, probl
     done = CliRunner().invoke(command_line, ["build-all", str(folder / "matrix.toml")])
     assert done.exit_code != 0
     assert problem in str(done.exception)
+
+
+SMALL = """
+profiles = ["mine.toml"]
+precisions = ["fp32"]
+models = [{path = "a.onnx"}, {path = "b.onnx"}]
+"""
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_model_that_crashes_is_named_and_the_other_one_is_built_for_the_profile_beside_the_matrix(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "matrix.toml").write_text(SMALL)
+    shutil.copy(configs.ROOT / "profiles" / "orin-nano-4gb.toml", folder / "mine.toml")
+    real = build_all.build_cached
+
+    def crash(options: Any, *rest: Any) -> Any:
+        if options.model.name == "b.onnx":
+            raise RecursionError("too deep")
+        return real(options, *rest)
+
+    monkeypatch.setattr(build_all, "build_cached", crash)
+    report = run(folder, status=1)
+    assert [row["how"] for row in report["engines"]] == ["built", "failed"]
+    assert report["engines"][1]["problem"] == "RecursionError: too deep"
+
+
+def test_models_that_end_their_workers_do_not_lose_the_report(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(Workers):
+        def run(self, *_: Any, **__: Any) -> Any:
+            raise WorkersError("a worker ended")
+
+    (folder / "matrix.toml").write_text(SMALL.replace("mine.toml", "laptop"))
+    monkeypatch.setattr(build_all, "open_workers", lambda _: Lost(ThreadPoolExecutor))
+    report = run(folder, status=1)
+    assert {row["problem"] for row in report["engines"]} == {"a worker ended"}
 
 
 def test_a_killed_run_goes_on_where_it_was(folder: Path) -> None:

@@ -1,15 +1,20 @@
 """A build that was done before is taken from the cache, and only where nothing has changed."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from model_fixtures import small_convnet
 
+import configs
 from toolkit.cli.actions import cached_build
+from toolkit.cli.command import parsed
+from toolkit.cli.commands.build import Build as BuildOptions
 from toolkit.cli.main import tandem as command_line
 
 Build = Callable[..., str]
@@ -123,3 +128,130 @@ def test_builds_that_the_key_does_not_cover_are_done_anew(
         )
     for _ in range(2):
         assert "was built before" not in build(*words)
+
+
+def key(folder: Path, *words: str) -> str | None:
+    with parsed(BuildOptions, [str(folder / "m.onnx"), *words]) as options:
+        return cached_build.build_key(options)
+
+
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("name", ["e.ONNX", "e.pb"])
+def test_weights_outside_a_model_or_table_of_any_name_have_no_key(
+    tmp_path: Path, name: str
+) -> None:
+    import onnx
+
+    onnx.save(
+        onnx.load(tmp_path / "m.onnx"), tmp_path / name,
+        save_as_external_data=True, location="w", size_threshold=0,
+    )  # fmt: skip
+    assert key(tmp_path) is not None
+    assert key(tmp_path, "--table", str(tmp_path / name)) is None
+    with parsed(BuildOptions, [str(tmp_path / name)]) as options:
+        assert cached_build.build_key(options) is None
+
+
+@pytest.mark.usefixtures("build")
+def test_files_named_without_a_suffix_are_read(tmp_path: Path) -> None:
+    profile = tmp_path / "mine"
+    shipped = (configs.ROOT / "profiles" / "laptop.toml").read_text()
+    keys = set()
+    for comment in "ab":
+        profile.write_text(f"{shipped}# {comment}\n")
+        keys.add(key(tmp_path, "--profile", str(profile)))
+    assert len(keys) == 2
+    words = ("--data", str(tmp_path / "d.npy"), "--preprocess")
+    assert key(tmp_path, *words, "imagenet") is not None
+    assert key(tmp_path, *words, str(profile)) is None
+
+
+@pytest.mark.usefixtures("build")
+def test_what_exports_a_model_is_part_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    monkeypatch.setenv("TANDEM_TENSORFLOW_PYTHON", str(python))
+    keys = set()
+    for name, version in (("m.pt2", "2.1"), ("m.pt2", "2.2"), ("m.keras", "1"), ("m.keras", "2")):
+        (tmp_path / name).write_bytes(b"model")
+        python.write_text(f"#!/bin/sh\necho {version}\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(cached_build, "_version", lambda _, version=version: version)
+        monkeypatch.setattr(cached_build, "_PACKAGES", ())
+        with parsed(BuildOptions, [str(tmp_path / name)]) as options:
+            keys.add(cached_build.build_key(options))
+    assert len(keys - {None}) == 4
+
+
+@pytest.mark.usefixtures("build")
+def test_another_cv2_calibrates_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--data", str(tmp_path / "d.npy"))
+    first = key(tmp_path, *words)
+    monkeypatch.setattr("pipelines.vision.cv2.getBuildInformation", lambda: "another")
+    assert key(tmp_path, *words) != first
+
+
+def test_a_model_that_changes_while_it_is_built_is_not_kept(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toolkit.cli.actions import build as build_action
+
+    real = build_action.build_now
+
+    def build_and_change(*arguments: Any) -> cached_build.Built:
+        built = real(*arguments)
+        change_model(tmp_path)
+        return built
+
+    monkeypatch.setattr(build_action, "build_now", build_and_change)
+    build("--precision", "fp32", data=False)
+    assert not list((tmp_path / "cache/engines").rglob("*/*"))
+
+
+@pytest.mark.usefixtures("build")
+def test_of_a_folder_the_files_that_are_sampled_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.png").write_bytes(b"%d" % number)
+    (folder / ".0.png").write_bytes(b"hidden")
+    reads: list[str] = []
+    real = cached_build.model_sha256
+
+    def counted(path: Path) -> str:
+        reads.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(cached_build, "model_sha256", counted)
+    words = ("--data", str(folder), "--samples", "2")
+    first = key(tmp_path, *words)
+    assert [name for name in reads if name.endswith("png")] == ["0.png", "4.png"]
+    (folder / "m.engine").write_bytes(b"an output in the same folder")
+    assert key(tmp_path, *words) == first
+    for name in ("4.png", "5.png"):
+        before = key(tmp_path, *words)
+        (folder / name).write_bytes(b"another")
+        assert key(tmp_path, *words) != before
+
+
+@pytest.mark.usefixtures("build")
+def test_data_that_are_not_there_are_called_data() -> None:
+    done = CliRunner().invoke(command_line, ["build", "m.onnx", "--data", "nodata"])
+    assert "nodata: no such calibration data" in str(done.exception)
+
+
+@pytest.mark.usefixtures("build")
+def test_another_checkout_has_the_same_keys(tmp_path: Path) -> None:
+    shutil.copy(configs.ROOT / "profiles" / "laptop.toml", tmp_path / "mine.toml")
+    (tmp_path / "data").mkdir()
+    shutil.move(tmp_path / "d.npy", tmp_path / "data")
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path, other)
+    keys = {
+        key(at, "--data", str(at / "data"), "--profile", str(at / "mine.toml"))
+        for at in (tmp_path, other)
+    }
+    assert len(keys) == 1

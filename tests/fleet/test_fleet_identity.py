@@ -625,6 +625,21 @@ def test_a_revoked_id_is_not_given_again_while_the_broker_is_away(
     assert "user away-1\n" in (fleet.files.folder / "acl").read_text()
 
 
+def test_a_revoked_id_is_not_given_again_where_the_broker_may_not_know_of_the_revocation(
+    fleet: FleetBroker, tmp_path: Path
+) -> None:
+    """With a broker on another machine the denial of the name may be all that keeps a thief out."""
+    fleet.tls("far-1")
+    certificates.revoke_device(fleet.authority, "far-1", fleet.files)
+    write_fleet_of(fleet, tmp_path / "fleet")
+    (tmp_path / "fleet/broker").unlink()
+    shutil.copytree(fleet.files.folder, tmp_path / "fleet/broker")
+    (tmp_path / "fleet/broker/mosquitto.pid").unlink()
+    admit = ["identity", "expect", "far-1", "--fleet", str(tmp_path / "fleet")]
+    with pytest.raises(FleetError, match="may not have the newest list of revoked certificates"):
+        CliRunner().invoke(fleet_command, admit, catch_exceptions=False)
+
+
 def write_fleet_of(fleet: FleetBroker, folder: Path, port: int = 0) -> None:
     """Write the folder of a fleet that has this broker, as the command line reads it."""
     folder.mkdir()

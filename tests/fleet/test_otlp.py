@@ -152,6 +152,24 @@ def test_a_collector_that_refuses_is_said_once(
     ]
 
 
+def test_figures_that_cannot_be_read_once_are_sent_later(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads = iter([RuntimeError("the store is away"), Figures(())])
+
+    def read() -> Figures:
+        figures = next(reads, Figures(()))
+        if isinstance(figures, Exception):
+            raise figures
+        return figures
+
+    push = otlp.OtlpPush(collector.url, "tandem-fleet-server", read)
+    push.start()
+    collector.next()
+    push.close()
+    assert "cannot be sent: the store is away" in caplog.text
+
+
 def test_an_address_or_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FleetError, match="'localhost:4318' is no collector: write http://"):
         otlp.OtlpPush("localhost:4318", "x", lambda: Figures(()))

@@ -632,6 +632,33 @@ def test_events_go_on_after_the_store_was_away(folder: Path) -> None:
     asyncio.run(follow())
 
 
+def test_a_stream_ends_while_the_store_is_away_so_that_its_page_says_so(folder: Path) -> None:
+    class Away(StoreThreads):
+        async def run(self, *_: object) -> object:
+            raise RolloutError("the store is away")
+
+    async def follow() -> None:
+        store = StoreThreads(load_fleet(folder))
+        live = Live(store)
+        mark = await live.mark()
+        stream = live.follow(("/", "viewer"), lambda _store: "", mark)
+        message = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.1)
+        live._store = Away(load_fleet(folder))
+        polling = asyncio.create_task(live.poll())
+        assert await asyncio.wait_for(message, 5.0) == ": alive\n\n"
+        assert live.is_stale
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        live._store = store
+        while live.is_stale:
+            await asyncio.sleep(0.05)
+        polling.cancel()
+        store.close()
+
+    asyncio.run(follow())
+
+
 @pytest.mark.parametrize("end", ["\u2028", "\x85"])
 def test_a_device_cannot_cut_a_message(end: str) -> None:
     body = json.dumps({"warning": f"a{end}b"}, ensure_ascii=False)

@@ -316,6 +316,12 @@ def test_no_form_is_taken_without_its_token(person: Visitor, path: str) -> None:
     assert "of another session" in answer.text
 
 
+def test_a_refusal_does_not_mind_where_it_is_said_to_come_from(person: Visitor) -> None:
+    answer = person.ask("POST", "/orders", "order=pause:1", referer="http://[")
+    assert answer.status == 403
+    assert "of another session" in answer.text
+
+
 def test_streams_are_for_people_and_programs_that_have_signed_in(web: WebThread) -> None:
     for path in ("/live?page=/", "/api/v1/events"):
         assert Visitor(web).get(path).status == 401

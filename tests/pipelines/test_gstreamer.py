@@ -1,18 +1,32 @@
 """The element `tandeminfer` in lines of gst-launch-1.0, and as a bridge of appsink and appsrc."""
 
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
-from video_fixtures import COLOUR_TOML, LABELS, colour_model, require_program, scene
+from video_fixtures import (
+    COLOUR_TOML,
+    LABELS,
+    PATIENCE_S,
+    colour_model,
+    require_program,
+    scene,
+    wait_for,
+)
 
+from device.protocol.messages import Stats
+from pipelines.gstreamer import worker
+from pipelines.sinks.result import SinkContext
 from toolkit.build import BuildOptions, build_engine
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +189,85 @@ def test_a_bridge_joins_an_appsink_to_an_appsrc(folder: Path, tmp_path: Path) ->
     assert cv2.imread(str(tmp_path / "bridged7.png")).shape == (64, 64, 3)
 
 
+SIZES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tandeminfer import Bridge, Gst, Worker, WorkerError
+picture = bytes(64 * 64 * 3)
+caps = Gst.Caps.from_string("video/x-raw,format=BGR,width=64,height=64,framerate=30/1")
+worker = Worker("colours.toml", draw=True)
+seen = []
+bridge = Bridge(worker, on_result=lambda _, buffer: seen.append(buffer))
+bridge.push(Gst.Buffer.new_wrapped(picture + b"padding"), caps)
+assert seen[0].extract_dup(len(picture), 7) == b"padding"
+try:
+    bridge.push(Gst.Buffer.new_wrapped(picture[:-9]), caps)
+except WorkerError as error:
+    print(error)
+worker.close()
+"""
+
+
+def run_program(folder: Path, tmp_path: Path, program: str) -> str:
+    done = subprocess.run(
+        [SYSTEM_PYTHON, "-c", program, ROOT / "pipelines/gstreamer/python"],
+        cwd=folder, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_buffers_may_be_padded_and_not_shorter_than_a_frame(folder: Path, tmp_path: Path) -> None:
+    said = run_program(folder, tmp_path, SIZES)
+    assert said.startswith("a frame has 12279 bytes, fewer than the 12288 of its caps: put")
+
+
+SLOW = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from tandeminfer import Bridge, Gst, Worker
+caps = Gst.Caps.from_string("video/x-raw,format=BGR,width=64,height=64,framerate=30/1")
+target = Gst.parse_launch("appsrc name=a format=time max-bytes=20000 ! fakesink")
+target.set_state(Gst.State.PAUSED)
+source = target.get_by_name("a")
+worker = Worker("colours.toml")
+bridge = Bridge(worker, None, source)
+def push():
+    for _ in range(20):
+        bridge.push(Gst.Buffer.new_wrapped(bytes(64 * 64 * 3)), caps)
+thread = threading.Thread(target=push)
+thread.start()
+thread.join(2)
+print(thread.is_alive(), source.get_property("current-level-bytes") <= 20000 + 64 * 64 * 3)
+target.set_state(Gst.State.NULL)
+thread.join()
+worker.close()
+"""
+
+
+def test_a_bridge_waits_for_a_slow_output(folder: Path, tmp_path: Path) -> None:
+    assert run_program(folder, tmp_path, SLOW) == "True True\n"
+
+
+SIGNALS = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from tandeminfer import Bridge, Gst, Worker
+caps = Gst.Caps.from_string("video/x-raw,format=BGR,width=64,height=64,framerate=30/1")
+worker = Worker("colours.toml")
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    os.kill(worker._process.pid, number)
+print(Bridge(worker).push(Gst.Buffer.new_wrapped(bytes(64 * 64 * 3)), caps)["seq"])
+worker.close()
+print(worker._process.returncode)
+"""
+
+
+def test_the_engine_ends_with_its_input_and_not_by_a_signal(folder: Path, tmp_path: Path) -> None:
+    assert run_program(folder, tmp_path, SIGNALS) == "0\n0\n"
+
+
 ANALYTICS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -202,6 +295,45 @@ def test_boxes_become_analytics_where_gstreamer_has_them() -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout) == [["red", 1, 2, 10, 6, 0.5]]
+
+
+def test_sinks_control_the_pipeline_and_get_its_figures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts, stats = [], []
+
+    class Sinks(worker.OpenSinks):
+        def __init__(self, configs: list, context: SinkContext) -> None:
+            super().__init__(configs, context)
+            contexts.append(context)
+
+        def take_stats(self, figures: Stats) -> None:
+            stats.append(figures)
+
+    picture = scene(2, 2)
+    layout = {"format": "BGR", "width": 64, "height": 64, "stride": 192, "size": picture.nbytes}
+    requests = [{"caps": layout}, *({"pts": number} for number in range(4))]
+    lines = io.BytesIO(b"".join(json.dumps(one).encode() + b"\n" for one in requests))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=lines))
+    monkeypatch.setattr(worker, "OpenSinks", Sinks)
+    config, files = worker._find(folder / "colours.toml", "", "", ExitStack())
+    with ExitStack() as stack:
+        memory = stack.enter_context(os.fdopen(os.memfd_create("frames"), "wb", buffering=0))
+        memory.write(picture.tobytes())
+        answers = worker._answers(config, files, memory.fileno(), False, stack)
+        assert json.loads(next(answers)) == {"ready": True}
+        (context,) = contexts
+        assert dict(context.models) == {config.first.name: context.labels}
+        assert context.about["pipeline"] == config.name
+        assert len(json.loads(next(answers))["detections"]) == 1
+        context.controls.set_least_score(context.cameras[0], 1.0)
+        assert json.loads(next(answers))["detections"] == []
+        context.controls.switch(context.cameras[0], on=False)
+        assert next(answers) == b""
+        context.controls.switch(context.cameras[0], on=True)
+        assert json.loads(next(answers))["seq"] == 2
+        wait_for(lambda: sum(one.frames for one in stats) == 3, PATIENCE_S, "figures")
+    assert stats[-1].dropped == {"paused": 1}
 
 
 def test_the_lines_of_the_page_run(tmp_path: Path) -> None:

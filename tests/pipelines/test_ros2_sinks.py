@@ -5,8 +5,10 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 import zenoh
@@ -32,11 +34,13 @@ from pipelines.ros2.messages import (
 )
 from pipelines.ros2.type_hash import type_hash
 from pipelines.ros2.wire import Node, open_wire
-from pipelines.sink_config import Ros2Sink
+from pipelines.sink_config import FoxgloveSink, McapSink, Ros2Sink
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.events import make_event
 from pipelines.sinks.result import FrameResult, Roles, SinkContext
+from pipelines.sinks.ros2 import Camera, _camera_info
 from pipelines.sinks.ros2_camera_info import read_calibration
+from pipelines.sinks.ros2_messages import Pinhole, detections_3d
 from pipelines.sinks.ros2_parameters import Parameters
 from pipelines.sinks.table import open_sink
 from pipelines.sources.live import Waiting
@@ -323,6 +327,12 @@ def test_what_a_sink_cannot_do_is_an_error_at_start(options, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("config", [Ros2Sink(), McapSink(path="a.mcap"), FoxgloveSink()])
+def test_cameras_with_the_same_topics_are_refused(config):
+    with pytest.raises(PipelineError, match=r"'a-b' and 'a_b' have the same topics .* /a_b: give"):
+        open_sink(config, SinkContext(LABELS, cameras=("a-b", "c", "a_b")))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -335,6 +345,28 @@ def test_a_calibration_that_is_none_is_refused(tmp_path, old, new, says):
     (tmp_path / "a.yaml").write_text(CALIBRATION.replace(old, new))
     with pytest.raises(PipelineError, match=says):
         read_calibration(str(tmp_path / "a.yaml"))
+
+
+def test_a_calibration_of_another_size_is_scaled(tmp_path):
+    (tmp_path / "a.yaml").write_text(CALIBRATION)
+    camera = Camera("", read_calibration(str(tmp_path / "a.yaml")), (), {})
+    half = result()
+    half = replace(half, event=msgspec.structs.replace(half.event, width=32, height=12))
+    info = _camera_info(camera, half)
+    assert (info["width"], info["height"]) == (32, 12)
+    assert info["k"] == (25.0, 0.0, 16.0, 0.0, 10.0, 6.0, 0.0, 0.0, 1.0)
+    assert info["p"] == (25.0, 0.0, 16.0, 0.0, 0.0, 10.0, 6.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+    assert camera.calibration_of(half).pinhole == Pinhole(25.0, 10.0, 16.0, 6.0)
+    assert camera.calibration_of(result()) is camera.calibration
+
+
+@pytest.mark.parametrize("box", [[-40, 8, -10, 40], [8, -40, 40, -10], [-40, -40, -10, -10]])
+def test_a_box_beside_the_depth_map_has_no_depth(box):
+    found = detections((box, 0.9, 0))
+    depth = DepthMap(np.full((48, 64), 2.0, np.float32), (0, 0, 64, 48), metric=True)
+    seen = result(found, models={"depth": ModelResult(depth, ())})
+    message = detections_3d(seen, ("model",), Pinhole(50, 50, 32, 24))
+    assert message["detections"] == []
 
 
 def test_two_sinks_are_not_one_node():
@@ -436,6 +468,9 @@ def test_a_source_reads_pictures_with_their_capture_time(router, wire):
 def test_encodings_become_bgr():
     from pipelines.sources.ros2 import _from_image
 
+    flags = _from_image(image_message()).flags
+    assert flags.c_contiguous
+    assert flags.writeable
     rgb = image_message("rgb8", PIXELS[..., ::-1].copy())
     assert np.array_equal(_from_image(rgb), PIXELS)
     alpha = np.concatenate([PIXELS, PIXELS[..., :1]], axis=2)

@@ -26,7 +26,7 @@ from pipelines.ros2.cdr import decode, encode
 from pipelines.ros2.messages import DETECTIONS_2D, DIAGNOSTICS, IMAGE
 from pipelines.ros2.type_hash import type_hash
 from pipelines.ros2.wire import QOS_NAMES, Node, open_wire
-from pipelines.ros2.zenoh_wire import ATTACHMENT
+from pipelines.ros2.zenoh_wire import ATTACHMENT, MAX_REQUEST
 
 QUICK, ALL = 200, 10_000
 HASH = type_hash(DETECTIONS_2D)
@@ -123,6 +123,30 @@ def test_tokens_and_keys_are_those_of_rmw_zenoh(router):
         assert (number >= 1, wall_ns, size) == (True, 1_700_000_000_000_000_007, 16)
         assert gid != bytes(16)
         subscriber.undeclare()
+
+
+def test_a_request_that_is_too_large_is_not_answered(router):
+    kind, asked = "rcl_interfaces/srv/GetParameters", []
+
+    def answer(data):
+        asked.append(len(data))
+        return data
+
+    with (
+        wire("zenoh", Node("tandem", domain=6, connect=(router,))) as ours,
+        zenoh_session(router) as other,
+    ):
+        ours.serve("tandem/get_parameters", kind, answer)
+        key = f"6/tandem/get_parameters/rcl_interfaces::srv::dds_::GetParameters_/{type_hash(kind)}"
+        head = ATTACHMENT.pack(1, 0, 16, bytes(16))
+
+        def replies(size):
+            return list(other.get(key, payload=bytes(size), attachment=head, timeout=10))
+
+        until(lambda: replies(MAX_REQUEST))
+        asked.clear()
+        assert replies(MAX_REQUEST + 1) == []
+        assert asked == []
 
 
 def test_humble_has_no_hashes(router):

@@ -122,23 +122,30 @@ class Worker:
         fps = info.fps_n / info.fps_d if info.fps_n else None
         layout = {
             "format": info.finfo.name, "width": info.width, "height": info.height,
-            "stride": info.stride[0], "chroma": info.offset[1], "size": info.size, "fps": fps,
+            "stride": info.stride[0], "size": info.size, "fps": fps,
         }  # fmt: skip
         os.ftruncate(self._memory_fd, info.size)
         self._memory = mmap.mmap(self._memory_fd, info.size)
         self._send({"caps": layout})
 
     def infer(self, data: memoryview, pts_ns: int | None) -> str:
-        """Return the result of a frame as JSON; with `draw`, `drawn` is the picture afterwards."""
+        """Return the result of a frame as JSON, empty while detection is paused; with `draw`,
+        `drawn` is the picture afterwards."""
         assert self._memory is not None
-        self._memory[: len(data)] = data
+        size = len(self._memory)
+        if len(data) < size:
+            raise WorkerError(
+                f"a frame has {len(data)} bytes, fewer than the {size} of its caps: put"
+                " videoconvert before tandeminfer."
+            )
+        self._memory[:] = data[:size]
         self._send({"pts": pts_ns})
         return self._answer()
 
-    def drawn(self, size: int) -> bytes:
+    def drawn(self) -> bytes:
         """Return the picture of the last result."""
         assert self._memory is not None
-        return self._memory[:size]
+        return self._memory[:]
 
     def close(self) -> None:
         """End the process; the sinks of its pipeline close their files."""
@@ -271,6 +278,8 @@ class TandemInfer(GstBase.BaseTransform):
         except WorkerError as error:
             self._fail(error)
             return Gst.FlowReturn.ERROR
+        if not text:
+            return Gst.FlowReturn.OK
         attach(buffer, text)
         if self.messages:
             structure = Gst.Structure.new_empty("tandem-result")
@@ -294,7 +303,8 @@ def run_on(buffer: Gst.Buffer, worker: Worker) -> str:
     try:
         text = worker.infer(info.data, pts_ns)
         if worker.draw:
-            info.data[:] = worker.drawn(len(info.data))
+            picture = worker.drawn()
+            info.data[: len(picture)] = picture  # a buffer may be padded
     finally:
         buffer.unmap(info)
     return text
@@ -321,6 +331,8 @@ class Bridge:
         self._caps: Gst.Caps | None = None
         self._lock = threading.Lock()
         self.error: WorkerError | None = None
+        if appsrc is not None:
+            appsrc.set_property("block", True)  # a slow output holds the frames back
         if appsink is not None:
             appsink.set_property("caps", DRAWN_CAPS if worker.draw else CAPS)
             appsink.set_property("emit-signals", True)
@@ -328,7 +340,8 @@ class Bridge:
             appsink.connect("eos", lambda _: self.end())
 
     def push(self, buffer: Gst.Buffer, caps: Gst.Caps) -> dict[str, Any]:
-        """Infer a buffer of these caps, a copy of it; return the result, and pass it on."""
+        """Infer a buffer of these caps, a copy of it; return the result, and pass it on. While
+        detection is paused, the result is empty, and `on_result` is not called."""
         with self._lock:
             if self._caps is None or not self._caps.is_equal(caps):
                 self._worker.set_caps(caps)
@@ -337,9 +350,10 @@ class Bridge:
                     self._appsrc.set_property("caps", caps)
             buffer = buffer.copy_deep()
             text = run_on(buffer, self._worker)
-            attach(buffer, text)
-        result: dict[str, Any] = json.loads(text)
-        if self._on_result is not None:
+            if text:
+                attach(buffer, text)
+        result: dict[str, Any] = json.loads(text or "{}")
+        if text and self._on_result is not None:
             self._on_result(result, buffer)
         if self._appsrc is not None:
             self._appsrc.emit("push-buffer", buffer)

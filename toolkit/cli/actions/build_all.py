@@ -1,6 +1,7 @@
 """Build the engines of a matrix, each model in each precision as one task of a worker."""
 
 import json
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +14,12 @@ from msgspec import Meta
 from device.errors import TandemError
 from device.toml_file import decode_toml
 from toolkit.cache import cache_folder
-from toolkit.cli.actions.cached_build import build_cached, from_cache, refuse
+from toolkit.cli.actions.cached_build import build_cached, from_cache, names_file, refuse
 from toolkit.cli.command import parsed
 from toolkit.cli.commands.build import Build
 from toolkit.cli.commands.build_all import BuildAll
 from toolkit.cli.progress import progress_bar
-from toolkit.errors import BuildError
+from toolkit.errors import BuildError, WorkersError
 from toolkit.html.markup import table
 from toolkit.html.page import page, write_page
 from toolkit.workers import open_workers
@@ -26,6 +27,7 @@ from toolkit.workers import open_workers
 if TYPE_CHECKING:
     from toolkit.quantize.ranges.measure import Ranges
 
+LOG = logging.getLogger(__name__)
 _INT8 = frozenset({"int8", "best"})
 Words = tuple[str, ...]
 
@@ -40,7 +42,10 @@ class _Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is built; paths are relative to the file. `calibration`: options of INT8 alone."""
+    """What is built; paths are relative to the file, but in options to the working directory.
+
+    `calibration`: options of INT8 alone.
+    """
 
     models: Annotated[tuple[_Model, ...], Meta(min_length=1)]
     profiles: Annotated[Words, Meta(min_length=1)]
@@ -80,14 +85,19 @@ def build_all(options: BuildAll) -> None:
             tasks[key] = (msgspec.json.encode(missing).decode(), str(cache_folder()))
     with progress_bar(options.matrix.name) as report, open_workers(options.workers) as workers:
         report("build", len(rows) / len(cells))
-        for _, content in workers.run(build_group, tasks):
-            rows |= {row.engine: row for row in msgspec.json.decode(content, type=list[Row])}
-            report("build", len(rows) / len(cells))
-    ordered = [rows[cell.row.engine] for cell in cells]
+        problem = ""
+        try:
+            for _, content in workers.run(build_group, tasks):
+                rows |= {row.engine: row for row in msgspec.json.decode(content, type=list[Row])}
+                report("build", len(rows) / len(cells))
+        except WorkersError as error:  # what was built is reported
+            problem = str(error)
+    replace = msgspec.structs.replace
+    ordered = [rows.get(cell.row.engine, replace(cell.row, problem=problem)) for cell in cells]
     _report(ordered, options)
     failed = [row for row in ordered if row.problem]
     if failed:
-        raise BuildError(f"{len(failed)} of {len(rows)} engines failed: {failed[0].problem}")
+        raise BuildError(f"{len(failed)} of {len(cells)} engines failed: {failed[0].problem}")
 
 
 def build_group(text: str, cache: str) -> bytes:
@@ -101,7 +111,7 @@ def build_group(text: str, cache: str) -> bytes:
 def _cached(cell: _Cell) -> Row | None:
     """Return the row of an engine that was built before, which is written; else None."""
     began = _cpu_s()
-    with suppress(TandemError, click.ClickException), parsed(Build, cell.words) as options:
+    with suppress(Exception), parsed(Build, cell.words) as options:
         refuse(options)
         Path(cell.row.engine).parent.mkdir(parents=True, exist_ok=True)
         if from_cache(options) is not None:
@@ -118,7 +128,12 @@ def _built(cell: _Cell, measured: "dict[str, Ranges]") -> Row:
             _, cached = build_cached(options, measured)
     except (TandemError, click.ClickException) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        return msgspec.structs.replace(cell.row, how="failed", problem=text)
+        return msgspec.structs.replace(cell.row, problem=text)
+    except MemoryError:  # another worker may have more
+        raise
+    except Exception as error:  # the other models are built all the same
+        LOG.exception("%s was not built", cell.row.engine)
+        return msgspec.structs.replace(cell.row, problem=f"{type(error).__name__}: {error}")
     return _done(cell.row, "cached" if cached else "built", began)
 
 
@@ -135,10 +150,13 @@ def _groups(path: Path) -> dict[tuple[str, str], list[_Cell]]:
         raise BuildError(f"{path} is no matrix of builds: {error}") from error
     root = path.parent.absolute()  # workers may have another working directory
     names = [Path(model.path).stem for model in matrix.models]
+    profiles = [Path(profile).stem for profile in matrix.profiles]
+    for kind, given in (("models", names), ("profiles", profiles)):
+        twice = next((name for name in given if given.count(name) > 1), None)
+        if twice is not None:
+            raise BuildError(f"{path} has two {kind} called {twice!r}: give one another file name")
     groups: dict[tuple[str, str], list[_Cell]] = {}
     for name, model in zip(names, matrix.models, strict=True):
-        if names.count(name) > 1:
-            raise BuildError(f"{path} has two models called {name!r}: give one another file name")
         for precision in matrix.precisions:
             groups[name, precision] = [
                 _cell(matrix, model, root, profile, precision) for profile in matrix.profiles
@@ -149,7 +167,8 @@ def _groups(path: Path) -> dict[tuple[str, str], list[_Cell]]:
 def _cell(matrix: Matrix, model: _Model, root: Path, profile: str, precision: str) -> _Cell:
     source = root / model.path
     engine = root / matrix.out / f"{source.stem}.{Path(profile).stem}.{precision}.engine"
-    words = [str(source), "--profile", profile, "--precision", precision, "-o", str(engine)]
+    target = str(root / profile) if names_file(profile) else profile
+    words = [str(source), "--profile", target, "--precision", precision, "-o", str(engine)]
     words += [*matrix.options, *model.options]
     if precision in _INT8:
         words += [] if model.data is None else ["--data", str(root / model.data)]

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import subprocess
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -18,12 +19,17 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from calibration.dataset import ARRAYS, PICTURES
+from device.errors import TandemError
 from device.runtime.exact_products import cpu_flags
 from toolkit.cache import code_version, key_of, read_entry, trim, write_entry
 from toolkit.cli.actions.outputs import need_folders, print_page_path, write_bytes
 from toolkit.cli.command import given
 from toolkit.cli.commands.build import Build
+from toolkit.cli.options.choices import PREPROCESSINGS
+from toolkit.importers.formats import format_of
 from toolkit.importers.source import model_sha256
+from toolkit.importers.tensorflow import find_interpreter
 
 if TYPE_CHECKING:
     from toolkit.quantize.ranges.measure import Ranges
@@ -32,11 +38,15 @@ LOG = logging.getLogger(__name__)
 REBUILD = "TANDEM_REBUILD"
 MAX_BYTES = 1 << 31  # of an engine in the cache
 MAX_CACHE_BYTES = 20 << 30  # of all entries, those used last
-_PACKAGES = (
-    "highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "opencv-python-headless",
-    "triton",
-)  # fmt: skip
-_NO_PART = frozenset({"out", "html", "as_json", "workers", "save_table", "resume"})
+_PACKAGES = ("highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "triton")
+_DATA = PICTURES | ARRAYS
+_NO_PART = frozenset(
+    {"out", "html", "as_json", "workers", "save_table", "resume", "data", "profile"}
+)
+_VERSIONS = (
+    "from importlib.metadata import distributions as all_of\n"
+    "print(sorted(f'{one.name} {one.version}' for one in all_of()))"
+)
 _WHERE = "engine: \0 ("  # in the place of the engine's path
 
 
@@ -81,7 +91,8 @@ def build_cached(options: Build, measured: "dict[str, Ranges] | None" = None) ->
 
     with workers_of(options.calibration) as workers:
         built = build_now(options, workers, measured)
-    if key is not None and options.engine.stat().st_size < MAX_BYTES:
+    # What was read may have changed meanwhile.
+    if key and options.engine.stat().st_size < MAX_BYTES and build_key(options) == key:
         kept = Built(_moved(built.text, options, store=True), built.json, built.table)
         entry = _Entry(kept, options.engine.read_bytes())
         write_entry("engines", key, msgspec.msgpack.encode(entry))
@@ -96,19 +107,34 @@ def build_key(options: Build) -> str | None:
     """
     if os.environ.get(REBUILD) or options.html or options.calibration.resume:
         return None
-    if options.source.plugins or Path(options.calibration.preprocess.preprocess or "").suffix:
+    preprocess = options.calibration.preprocess.preprocess
+    if options.source.plugins or preprocess not in (None, *PREPROCESSINGS):
         return None
-    model = options.model
-    if not model.exists() or _has_external_data(model):
+    read = [path for path in (options.model, options.ranges.table) if path is not None]
+    if any(not path.exists() or _has_external_data(path) for path in read):
+        return None  # the build says what is missing
+    if options.data is not None and not options.data.exists():
+        return None
+    exporter = _exporter(options.model)
+    if exporter is None:
         return None
     parts = [code_version(), platform.python_version(), platform.machine()]
     parts += [f"{name} {_version(name)}" for name in _PACKAGES]
+    parts.append(exporter)
     if options.data is not None:  # ranges are measured in floating point
-        parts += sorted(cpu_flags())
+        from pipelines.vision import cv2
+
+        parts += [*sorted(cpu_flags()), cv2.getBuildInformation()]
+        parts.append(options.data.name + _content(options.data, _DATA, options.calibration.samples))
     parts += _parts(options)
-    if Path(options.profile).suffix == ".toml":
-        parts.append(_content(Path(options.profile)))
+    profile = Path(options.profile)
+    parts.append(profile.name + (_content(profile) if names_file(options.profile) else ""))
     return key_of(*parts)
+
+
+def names_file(profile: str) -> bool:
+    """Whether `load_profile` takes this for the path of a file, not for a shipped profile."""
+    return Path(profile).suffix == ".toml" or len(Path(profile).parts) != 1
 
 
 def refuse(options: Build) -> None:
@@ -191,28 +217,64 @@ def _parts(value: object) -> Iterator[str]:
             continue
         if is_dataclass(item):
             yield from _parts(item)
+        elif isinstance(item, Path):  # the same in another checkout
+            yield f"{one.name} {item.name} {_content(item)}"
         else:
             yield f"{one.name} {item!r}"
-        if isinstance(item, Path):
-            yield _content(item)
 
 
 def _has_external_data(model: Path) -> bool:
     """Whether weights may stand in other files, which the key does not see."""
-    return model.is_file() and model.suffix == ".onnx" and b"location" in model.read_bytes()
+    if not model.is_file() or model.name == "saved_model.pb":
+        return model.is_file()
+    return format_of(model) is None and b"location" in model.read_bytes()
 
 
-def _content(path: Path) -> str:
-    """Return the hash of a file or folder, which is read once for all builds of this process."""
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    states = [(str(one), one.stat()) for one in files if one.is_file()]
-    return _hashed(path, tuple((name, s.st_size, s.st_mtime_ns) for name, s in states))
+def _exporter(model: Path) -> str | None:
+    """Return the versions of what makes ONNX of a model, None if they cannot be known."""
+    kind = format_of(model)
+    if kind is None or not kind.nhwc:
+        return f"torch {_version('torch')}" if kind else ""
+    try:
+        python = find_interpreter(model.name)
+        return subprocess.run(
+            [python, "-c", _VERSIONS], capture_output=True, check=True, text=True
+        ).stdout
+    except (TandemError, OSError, subprocess.SubprocessError):
+        return None
+
+
+def _content(path: Path, kinds: frozenset[str] = frozenset(), samples: int | None = None) -> str:
+    """Return the hash of a file or folder, which is read once for all builds of this process.
+
+    `kinds`: the endings of what is read there; `samples`: how many files, spread as calibration
+    does. What batches read beyond these is known by name, size and time.
+    """
+    names = [""]
+    if path.is_dir():
+        files = {one.relative_to(path).as_posix(): one for one in path.rglob("*")}
+        if kinds:  # hidden files are no data
+            files = {
+                name: one
+                for name, one in files.items()
+                if one.suffix.lower() in kinds and "/." not in f"/{name}"
+            }
+        names = sorted(name for name, one in files.items() if one.is_file())
+    states = [(name, (path / name).stat()) for name in names]
+    return _hashed(path, tuple((name, s.st_size, s.st_mtime_ns) for name, s in states), samples)
 
 
 @lru_cache(maxsize=256)
-def _hashed(path: Path, states: tuple[tuple[str, int, int], ...]) -> str:
+def _hashed(path: Path, states: tuple[tuple[str, int, int], ...], samples: int | None) -> str:
     """The hash of what is at a path as long as no file there changes."""
-    return model_sha256(path)
+    count = min(len(states), samples or len(states))
+    read = {number * len(states) // count for number in range(count)}
+    return key_of(
+        *(
+            f"{state[0]} {model_sha256(path / state[0])}" if number in read else repr(state)
+            for number, state in enumerate(states)
+        )
+    )
 
 
 def _version(package: str) -> str:

@@ -90,7 +90,7 @@ def replay(options: Replay) -> None:
             topic = options.topic
             if several:
                 topic = topic_prefix(camera.id, ids) + PICTURES
-            uri = f"mcap://{options.recording}" + (f"?topic={topic}" if topic else "")
+            uri = f"mcap://{options.recording}?topic={topic}"
             config = config.with_source(f"{camera.id}={uri}" if several else uri)
         changed = [
             replace(camera, frames="every", loop=False, realtime=not options.fast)

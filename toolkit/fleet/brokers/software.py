@@ -138,9 +138,9 @@ def why_not_readmitted(
     `settings`: how to connect with the server's certificate.
     """
     software = SOFTWARE[files.software]
-    if software.readmit is not None:
-        return software.readmit(settings, device)
-    return "" if software.reload(files, roster) else "the broker runs elsewhere"
+    if not software.reload(files, roster):  # its denial may be all that refuses the old certificate
+        return "the broker runs elsewhere, and may not have the newest list of revoked certificates"
+    return "" if software.readmit is None else software.readmit(settings, device)
 
 
 def reload_broker(files: BrokerFiles, roster: Roster = NOBODY) -> bool:

@@ -1,5 +1,7 @@
 """Files as one artifact of a registry: each is a layer, with its name as title."""
 
+import logging
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from toolkit.fleet.registry.manifest import (
 )
 from toolkit.fleet.registry.transfer import PART_SUFFIX, Download, Progress, again, send
 
+LOG = logging.getLogger(__name__)
 FILES_TYPE = "application/vnd.tandem.cache.v1"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 TITLE = f"{ANNOTATION}title"
@@ -72,7 +75,11 @@ def push_files(client: RegistryClient, files: Mapping[str, Path], report: Progre
     for number, name in enumerate(names, 1):
         layer = present.get(name)
         if layer is None:
-            data = files[name].read_bytes()
+            try:
+                data = files[name].read_bytes()
+            except FileNotFoundError:
+                LOG.warning("%s was removed meanwhile and is not pushed", files[name])
+                continue
             layer = msgspec.structs.replace(
                 describe_blob(FILES_TYPE, data), annotations={TITLE: name}
             )
@@ -108,7 +115,11 @@ def push_files(client: RegistryClient, files: Mapping[str, Path], report: Progre
 def pull_file(client: RegistryClient, layer: Descriptor, path: Path) -> None:
     """Fetch a file, whole or not at all. Raises RegistryError, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}{PART_SUFFIX}")  # goes on from there
-    with part.open("a+b") as file:
-        Download(client, layer, file, 0, lambda share: None).run()
-    part.replace(path)
+    # Another pull may write the same file.
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PART_SUFFIX}")
+    try:
+        with part.open("a+b") as file:
+            Download(client, layer, file, 0, lambda share: None).run()
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -73,12 +73,15 @@ class OtlpPush:
 
         failed = False
         while not self._stopped.is_set():
-            figures = metrics_data(self._read(), self._resource, self._begun_ns)
-            was_failed, failed = (
-                failed, self._exporter.export(figures) is MetricExportResult.FAILURE,
-            )  # fmt: skip
+            was_failed, failed = failed, True
+            try:
+                figures = metrics_data(self._read(), self._resource, self._begun_ns)
+                failed = self._exporter.export(figures) is MetricExportResult.FAILURE
+                why = f"the collector at {self._url} does not take figures"
+            except Exception as error:  # noqa: BLE001  (a store that hangs, a collector's answer)
+                why = f"the figures for {self._url} cannot be sent: {error}"
             if failed and not was_failed and not self._stopped.is_set():
-                LOG.warning("the collector at %s does not take figures", self._url)
+                LOG.warning("%s", why)
             self._stopped.wait(self._interval_s)
 
 

@@ -264,7 +264,8 @@ class FleetServer:
             self._says_again = event.mqtt_version == "3.1.1"
             self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
-            self._unsent, self._said_until = {}, ""
+            self._said_until = ""
+            self._unsent = {device: empty for device, empty in self._unsent.items() if not empty}
         elif isinstance(event, LinkDown):
             LOG.warning("%s", event.reason)
             if self._is_connected:

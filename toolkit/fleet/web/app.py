@@ -211,6 +211,8 @@ class Site:
         session = await self._session(request)
         if session is None:
             raise RefusedError(401, "sign in first")
+        if self._live.is_stale:
+            raise RefusedError(503, "the fleet's store does not answer")
         path, _, query = request.query_params.get("page", "").partition("?")
         page, params = _match(path)
         check_role(session.account, page.role)
@@ -294,7 +296,7 @@ class Site:
         async def messages() -> AsyncIterator[str]:
             at = place
             with self._following(account):
-                while not self._live.is_ending:
+                while not (self._live.is_ending or self._live.is_stale):
                     mark = await self._live.mark()
                     events, at = await self._store.run(events_after, at)
                     for event in events:
@@ -396,7 +398,7 @@ class Site:
             except Exception as error:  # noqa: BLE001  (each is answered)
                 refusal = _refusal_of(error)
             title = TITLES.get(refusal.status, "Not done")
-            back = own_path(urlsplit(request.headers.get("referer", "")).path or "/")
+            back = own_path(_path_of(request.headers.get("referer", "")))
             page = draw_refusal(self._fleet.file.name, title, str(refusal), back)
             return HTMLResponse(page, refusal.status, _retry_after(refusal))
 
@@ -510,6 +512,13 @@ def _match(path: str) -> tuple[Page, dict[str, str]]:
                 return page, match.groupdict()
             break
     raise RefusedError(404, "there is no such page")
+
+
+def _path_of(referrer: str) -> str:
+    try:
+        return urlsplit(referrer).path or "/"
+    except ValueError:  # "http://["
+        return "/"
 
 
 def _address(request: Request) -> str:

@@ -57,6 +57,9 @@ class Live:
         self._changed = asyncio.Event()  # another one after each change
         self._drawn: dict[tuple[str, str], Drawn] = {}
         self.changed_s = time.time()  # when the store was last seen to change
+        self.is_stale = (
+            False  # the last look at the store failed: streams end, new ones are refused
+        )
         self.is_ending = False  # set where the site stops: streams end within POLL_S
 
     async def mark(self) -> str:
@@ -68,14 +71,15 @@ class Live:
     async def poll(self) -> None:
         """Look at the store again and again, until it is cancelled, whatever the store says."""
         while True:
-            mark = self._mark
+            mark, was_stale = self._mark, self.is_stale
             try:
-                mark = await self._store.run(_mark)
+                mark, self.is_stale = await self._store.run(_mark), False
             except TandemError as error:
+                self.is_stale = True
                 LOG.warning("%s", error)
             if _place_in(mark) != _place_in(self._mark):
                 self.changed_s = time.time()
-            if mark != self._mark or self.is_ending:
+            if mark != self._mark or self.is_ending or self.is_stale > was_stale:
                 self._mark = mark
                 self._changed.set()  # all who wait go on
                 self._changed = asyncio.Event()
@@ -98,7 +102,7 @@ class Live:
         """Yield a view as messages of server-sent events whenever it differs from the last;
         `mark`: the state that the viewer's page shows."""
         shown = ""
-        while not self.is_ending:
+        while not (self.is_ending or self.is_stale):
             if await self.mark() == mark:
                 yield await self.await_change()
                 continue

@@ -65,7 +65,7 @@ class StoreThreads:
         except asyncio.TimeoutError as error:
             reason = f"the fleet's store has not answered within {WAIT_S:g} s"
             if jobs is self._writes and not future.cancelled():
-                reason += "; what was asked for may still be done: look before you send it again"
+                reason += "; what was asked for may still be done: look before it is sent again"
             raise RefusedError(503, reason, math.ceil(WAIT_S)) from error
 
     def close(self) -> None:

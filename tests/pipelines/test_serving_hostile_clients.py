@@ -1,0 +1,417 @@
+"""What clients that leave, lie or stall must not do to a server."""
+
+import asyncio
+import errno
+import gzip
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from serving_fixtures import served, write_repository
+
+from device.errors import PipelineError
+from pipelines.serving import http as http_port
+from pipelines.serving import release, scheduler
+from pipelines.serving.codec import from_bytes
+from pipelines.serving.http import Connection, HttpServer
+from pipelines.serving.messages import SERVICE, message
+from pipelines.serving.model import Opened, QueuedModel
+from pipelines.serving.model_config import Port, parse_config
+from pipelines.serving.protocol import Parameters, Refusal, Status, Tensor, whole
+from pipelines.serving.service import Service
+from pipelines.serving.shared_memory import SystemRegions
+
+
+class Transport:
+    """Takes what is written; `on_write` is called then."""
+
+    def __init__(self, on_write: Any = None) -> None:
+        self.written = b""
+        self.aborted = False
+        self._on_write = on_write
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+        if self._on_write:
+            self._on_write()
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    pause_reading = resume_reading = close
+
+
+def new_service(megabytes: int = 1, token: str = "") -> Service:
+    size = megabytes << 20
+    return Service(
+        None, None, token=token, max_request_bytes=size, max_in_flight_bytes=size  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def connect(service: Service, transport: Transport) -> Connection:
+    connection = Connection(HttpServer(service, "127.0.0.1", 8))
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    return connection
+
+
+def feed(connection: Connection, data: bytes) -> None:
+    while data:
+        buffer = connection.get_buffer(len(data))
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        data = data[size:]
+        connection.buffer_updated(size)
+
+
+def head(path: str, *lines: str) -> bytes:
+    return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", *lines, "", "")).encode()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come in 5 s")
+
+
+def ask(port: int | None, data: bytes) -> tuple[int, bytes]:
+    """Send bytes; return the status and the whole answer."""
+    assert port is not None
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+        one.sendall(data)
+        answer = one.recv(1 << 20)
+    return int(answer[9:12]), answer
+
+
+def test_a_connection_that_breaks_gives_its_bytes_back() -> None:
+    async def run() -> None:
+        service = new_service()
+        loop = asyncio.get_running_loop()
+        transport = Transport(lambda: loop.call_soon(connection.connection_lost, None))
+        connection: Connection = connect(service, transport)
+        feed(connection, head("/v2/none") + head("/v2/none", "Content-Length: 500000") + b"x")
+        await until(lambda: transport.written)
+        await asyncio.sleep(0.05)
+        assert transport.written.startswith(b"HTTP/1.1 404")
+        assert service.in_flight_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_a_head_holds_nothing_and_a_body_what_has_come() -> None:
+    async def run() -> None:
+        service = new_service()
+        connection = connect(service, Transport())
+        feed(connection, head("/v2/none", "Content-Length: 500000"))
+        assert service.in_flight_bytes == 0
+        feed(connection, bytes(1000))
+        assert service.in_flight_bytes == 1000
+        connection.connection_lost(None)
+        assert service.in_flight_bytes == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/v2/models/x/infer", "/v2/health/live"])
+@pytest.mark.parametrize("line", ["Content-Length: 500000", "Transfer-Encoding: chunked"])
+def test_a_body_without_a_token_is_not_read(path: str, line: str) -> None:
+    async def run() -> None:
+        service, transport = new_service(token="secret"), Transport()
+        connection = connect(service, transport)
+        feed(connection, head(path, line) + b"3e8\r\n" + bytes(1000))
+        assert transport.written.startswith(b"HTTP/1.1 401")
+        assert service.in_flight_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_chunks_are_held_as_they_come() -> None:
+    async def run() -> None:
+        service, transport = new_service(), Transport()
+        connection = connect(service, transport)
+        feed(connection, head("/v2/none", "Transfer-Encoding: chunked"))
+        feed(connection, b"80000\r\n" + bytes(0x80000))
+        assert service.in_flight_bytes == 0x80000
+        second = connect(service, transport)
+        feed(second, head("/v2/none", "Transfer-Encoding: chunked") + b"fffff\r\n")
+        feed(second, bytes(0xFFFFF))
+        assert transport.written.startswith(b"HTTP/1.1 429")
+        assert service.in_flight_bytes == 0x80000
+
+    asyncio.run(run())
+
+
+def test_what_is_unpacked_is_held() -> None:
+    async def run() -> None:
+        service, transport = new_service(4), Transport()
+        service.hold(1 << 20)
+        connection = connect(service, transport)
+        body = gzip.compress(bytes((3 << 20) + 1))
+        lines = ("Content-Encoding: gzip", f"Content-Length: {len(body)}")
+        feed(connection, head("/v2/logging", *lines) + body)
+        await until(lambda: transport.written)
+        assert transport.written.startswith(b"HTTP/1.1 429")
+        assert service.in_flight_bytes == 1 << 20
+
+    asyncio.run(run())
+
+
+def test_a_packed_body_of_many_pieces_is_read(tmp_path: Path) -> None:
+    text = json.dumps({"x": "y" * (3 << 20)}).encode()
+    body = gzip.compress(text)
+    with served(write_repository(tmp_path)) as ports:
+        lines = ("Content-Encoding: gzip", f"Content-Length: {len(body)}")
+        status, answer = ask(ports.http, head("/v2/logging", *lines) + body)
+    assert status == 400
+    assert b"log setting 'x'" in answer
+
+
+def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "SEND_S", 0.05, raising=False)
+
+    async def run() -> None:
+        service, transport = new_service(), Transport()
+        connection = connect(service, transport)
+        connection.pause_writing()
+        feed(connection, head("/v2/none", "Content-Length: 3") + b"abc")
+        await until(lambda: transport.aborted)
+        await asyncio.sleep(0)
+        assert service.in_flight_bytes == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("trace", ["x\nSet-Cookie: y", "x", "00-" + "g" * 32 + "-" + "0" * 19])
+def test_only_trace_context_is_sent_back(tmp_path: Path, trace: str) -> None:
+    data = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    body = json.dumps(data).encode()
+    with served(write_repository(tmp_path)) as ports:
+        lines = (f"Content-Length: {len(body)}", f"traceparent: {trace}")
+        status, answer = ask(ports.http, head("/v2/models/identity_fp32/infer", *lines) + body)
+    assert status == (400 if "\n" in trace else 200)
+    assert trace.encode() not in answer
+
+
+def infer_request(**changes: Any) -> Any:
+    request = message("ModelInferRequest")(model_name="identity_fp32", **changes)
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 2])
+    request.raw_input_contents.append(bytes(8))
+    return request
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62], [1] * 70, [10**30, 0]])
+def test_a_shape_that_no_array_has_is_refused(shape: list[int]) -> None:
+    with pytest.raises(Refusal, match="a tensor has at most 32 dimensions"):
+        from_bytes("x", "FP32", tuple(shape), b"")
+
+
+@pytest.mark.parametrize("value", [10**400, 1 << 63], ids=["10**400", "2**63"])
+def test_a_number_that_no_clock_takes_is_refused(value: int) -> None:
+    with pytest.raises(Refusal, match=r"'timeout' of the request is .*at most"):
+        whole({"timeout": value}, "timeout", "the request")
+
+
+def test_faults_of_grpc_clients_are_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        served(write_repository(tmp_path)) as ports,
+        grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
+    ):
+        ask = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        with pytest.raises(grpc.RpcError) as unknown:
+            ask(infer_request(model_version="9" * 5000).SerializeToString())
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        monkeypatch.delattr(Service, "server_metadata")
+        with pytest.raises(grpc.RpcError, match="the server failed") as internal:
+            channel.unary_unary(f"/{SERVICE}/ServerMetadata")(b"")
+        assert internal.value.code() is grpc.StatusCode.INTERNAL
+
+        def fail(*_: object) -> None:
+            raise ValueError("of ours")
+
+        stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+        good = infer_request().SerializeToString()
+        kind = message("ModelStreamInferResponse")
+        with monkeypatch.context() as patch:
+            patch.setattr(Service, "infer", fail)
+            answers = [kind.FromString(one) for one in stream(iter([good] * 70), timeout=10)]
+        assert len(answers) == 70
+        assert all("of ours" in one.error_message for one in answers)
+        monkeypatch.setattr(Service, "infer", fail)
+        with pytest.raises(grpc.RpcError) as broken:
+            ask(good)
+        assert broken.value.code() is grpc.StatusCode.INTERNAL
+
+
+@pytest.fixture
+def region() -> Iterator[tuple[SystemRegions, Path]]:
+    path = Path(f"/dev/shm/tandem-test-{os.getpid()}")
+    path.write_bytes(bytes(4096))
+    regions = SystemRegions("")
+    regions.register("r", path.name, 0, 4096)
+    yield regions, path
+    regions.close()
+    path.unlink()
+
+
+def test_an_input_is_not_read_before_its_size_fits(
+    region: tuple[SystemRegions, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pread")
+    row: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 4096}
+    with pytest.raises(Refusal, match=r"has 4096 bytes; FP32 of the shape \[2\] has 8"):
+        region[0].read("x", "FP32", (2,), row)
+
+
+def test_an_output_goes_only_to_the_region_that_was_asked_for(
+    region: tuple[SystemRegions, Path],
+) -> None:
+    regions, path = region
+    row: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
+    place = regions.place("output 'y'", row)
+    regions.unregister("r")
+    regions.register("r", path.name, 0, 4096)
+    with pytest.raises(Refusal, match="was unregistered since"):
+        regions.write("y", place, memoryview(b"abcd"))
+    assert path.read_bytes() == bytes(4096)
+
+
+def test_a_full_shared_memory_is_a_refusal(
+    region: tuple[SystemRegions, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    place = region[0].place("y", {"shared_memory_region": "r", "shared_memory_byte_size": 4})
+    with pytest.raises(Refusal, match="No space left") as refusal:
+        region[0].write("y", place, memoryview(b"abcd"))
+    assert refusal.value.status is Status.BUSY
+
+
+class Sleeper:
+    """An instance that hangs in each run but the first."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.awake = threading.Event()
+        self.awake.set()
+
+    def infer(self, feeds: Any, /) -> Any:
+        self.awake.wait()
+        return {"y": np.zeros(2, np.float32)}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def sleeping_model(runner: Sleeper, text: str = "") -> QueuedModel:
+    ports = (Port("x", "FP32", (2,)),), (Port("y", "FP32", (2,)),)
+    if not text:
+        text = 'input { name: "x" data_type: TYPE_FP32 dims: 2 }'
+    config = parse_config(text + ' output { name: "y" data_type: TYPE_FP32 dims: 2 }', "m")
+    return QueuedModel(1, config, Opened([runner], *ports), Path(), 8)
+
+
+def test_a_timer_ends_with_its_request() -> None:
+    async def run() -> int:
+        with sleeping_model(Sleeper()) as model:
+            request = replace(model.sample(), parameters={"timeout": 10**9})
+            for _ in range(5):
+                await model.infer(request)
+            loop: Any = asyncio.get_running_loop()
+            return sum(not timer.cancelled() for timer in loop._scheduled)
+
+    assert asyncio.run(run()) == 0
+
+
+def test_a_reshape_that_cannot_be_is_refused() -> None:
+    text = 'input { name: "x" data_type: TYPE_FP32 dims: -1 reshape { shape: [ 2 ] } }'
+
+    async def run() -> None:
+        with sleeping_model(Sleeper(), text) as model:
+            data = np.zeros(3, np.float32)
+            request = replace(model.sample(), inputs=[Tensor("x", "FP32", (3,), data)])
+            with pytest.raises(Refusal, match="does not become") as refusal:
+                await model.infer(request)
+            assert refusal.value.status is Status.INVALID
+
+    asyncio.run(run())
+
+
+def test_an_instance_that_hangs_does_not_keep_the_model_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "CLOSE_S", 0.1, raising=False)
+    runner = Sleeper()
+
+    async def run() -> None:
+        model = sleeping_model(runner)
+        runner.awake.clear()
+        task = asyncio.create_task(model.infer(model.sample()))
+        await asyncio.sleep(0.05)
+        closing = threading.Thread(target=model.close, daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, 2)
+        try:
+            assert not closing.is_alive()
+            assert not runner.closed
+        finally:
+            runner.awake.set()
+            await task
+
+    asyncio.run(run())
+
+
+def test_one_engine_of_several_that_hangs_ends_the_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @asynccontextmanager
+    async def nothing(*_: object) -> AsyncIterator[None]:
+        yield
+
+    for name, value in (("PROBE_S", 0.01), ("HANG_S", 0.2), ("HEARTBEAT_S", 0.02)):
+        monkeypatch.setattr(release, name, value, raising=False)
+    monkeypatch.setattr(release, "serving", nothing)
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that was set back
+    runners = [Sleeper(), Sleeper()]
+
+    async def run() -> None:
+        models = [sleeping_model(runner) for runner in runners]
+        repository: Any = SimpleNamespace(models=models, reasons={})
+
+        def begin(models: Any, _: float) -> Any:
+            runners[1].awake.clear()
+            return SimpleNamespace(tick=lambda: None)
+
+        with pytest.raises(PipelineError, match="its engine hangs"):
+            await asyncio.wait_for(
+                release._run(Any, repository, begin, threading.Event()), 5  # type: ignore[arg-type]
+            )  # fmt: skip
+        runners[1].awake.set()
+        for model in models:
+            model.close()
+
+    asyncio.run(run())
