@@ -56,7 +56,7 @@ def dependencies() -> set[str]:
 def declared(name: str) -> set[str]:
     """What a package's metadata says of its licence, as SPDX where it is known."""
     about = metadata.metadata(name)
-    said = [about["License-Expression"], about["License"], *(about.get_all("Classifier") or ())]
+    said = [about.get("License-Expression"), about.get("License"), *(about.get_all("Classifier") or ())]
     return {SPDX.get(text, text) for text in said if text}
 
 
