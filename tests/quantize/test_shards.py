@@ -413,7 +413,7 @@ def test_the_command_line_makes_shards_and_goes_on_from_them(
         (("--shard", "3/2"), "not I/N"),
         (("--shard", "1/2", "--workers", "2"), "--shard and --workers both cut"),
         (("--workers", "many"), "names no workers"),
-        (("--workers", "2", "--resume", "state"), "leave out `--resume`"),
+        (("--workers", "2", "--resume", "state"), "leave it out"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

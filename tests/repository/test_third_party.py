@@ -56,8 +56,9 @@ def dependencies() -> set[str]:
 def declared(name: str) -> set[str]:
     """What a package's metadata says of its licence, as SPDX where it is known."""
     about = metadata.metadata(name)
-    said = [about.get("License-Expression"), about.get("License"), *(about.get_all("Classifier") or ())]
-    return {SPDX.get(text, text) for text in said if text}
+    texts = [about.get("License-Expression"), about.get("License")]
+    texts += about.get_all("Classifier") or ()
+    return {SPDX.get(text, text) for text in texts if text}
 
 
 def test_every_dependency_is_listed() -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from device.agent.pipeline_process import PIPELINE
 from device.protocol.documents import Desired, PipelineReport, Reported, Running, Update, decode
 from device.protocol.mqtt_client import MAX_PACKET_BYTES
 from device.start.child import guarded
@@ -34,7 +35,8 @@ AGENT = Process(10, 1, ("python", "start", "device.agent"), "S", 1 << 20)
 
 
 def pipeline(pid: int, parent: int, bundle: Path = Path("/nowhere")) -> Process:
-    return Process(pid, parent, ("python", "start", "pipelines", "--bundle", str(bundle)), "S", 1)
+    command = ("python", "start", PIPELINE.prefix[-1], "--bundle", str(bundle))
+    return Process(pid, parent, command, "S", 1)
 
 
 def reported(status: str, reason: str = "", name: str = "one") -> Reported:
