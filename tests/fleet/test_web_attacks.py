@@ -87,7 +87,7 @@ def test_a_write_that_waits_for_another_program_keeps_no_reader_waiting(
     with contextlib.closing(load_fleet(folder).open_store()) as database, database.write():
         answer = person.send("/devices/cam-1/labels", labels="site=lab")
         assert answer.status == 503
-        assert "may still be done: look before you send it again" in answer.text
+        assert "may still be done: look before it is sent again" in answer.text
         assert person.get("/devices/cam-1").status == 200
     until_s = time.monotonic() + PATIENCE_S  # the lock is free: it was done, and is said
     while "site=lab" not in person.get("/devices/cam-1").text:
