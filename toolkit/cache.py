@@ -95,13 +95,13 @@ def write_entry(kind: str, key: str, content: bytes, folder: Path | None = None)
 def entries(folder: Path | None = None) -> Iterator[Entry]:
     """Yield the entries, those used longest ago first."""
     root = folder or cache_folder()
-    found = []
+    present = []
     for kind in KINDS:
         for path in (root / kind).glob(f"??/{'[0-9a-f]' * 2 * HASH_BYTES}"):
             with suppress(OSError):  # another process trims
                 state = path.stat()
-                found.append(Entry(kind, path.name, path, state.st_size, state.st_mtime))
-    yield from sorted(found, key=lambda entry: (entry.used, entry.key))
+                present.append(Entry(kind, path.name, path, state.st_size, state.st_mtime))
+    yield from sorted(present, key=lambda entry: (entry.used, entry.key))
 
 
 def trim(max_bytes: int) -> tuple[int, int]:

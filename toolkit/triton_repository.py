@@ -68,8 +68,8 @@ def _import_model(
         if ensemble:
             file, note = "ensemble", ""
         elif path.is_dir():
-            held = ", ".join(sorted(one.name for one in path.iterdir())) or "nothing"
-            file, note = "", f"it has no model.onnx, but {held}"
+            names = ", ".join(sorted(one.name for one in path.iterdir())) or "nothing"
+            file, note = "", f"it has no model.onnx, but {names}"
         else:
             file, note = _import_file(path, place, profile, _sized(options, path, config))
         yield ImportedVersion(source.name, version, file, note)

@@ -16,7 +16,7 @@ from toolkit.cli.log import warn
 def serve(options: Serve) -> None:
     """Print the ports when the models are ready, then serve. Raises TandemError."""
     ports, models, limits = options.ports, options.models, options.limits
-    asked = ServeOptions(
+    settings = ServeOptions(
         repository=options.folder,
         mode=models.mode,
         load=models.load,
@@ -46,7 +46,7 @@ def serve(options: Serve) -> None:
         print_result(asdict(listening), text, as_json=options.as_json)
 
     logging.getLogger("pipelines.serving").setLevel(logging.INFO)
-    asyncio.run(_run(asked, on_ready))
+    asyncio.run(_run(settings, on_ready))
 
 
 async def _run(options: ServeOptions, on_ready: Callable[[Ports], None]) -> None:

@@ -39,8 +39,8 @@ def expect(options: Expect) -> None:
     readmitted = _readmit(options.folder, names)
     certificates.expect(_authority(options.folder), names, readmitted)
     text = f"{len(names)} devices may enrol themselves, once each"
-    said = msgspec.json.encode({"expected": names}) if options.as_json else text
-    _admit(options.folder, said, readmitted)
+    answer = msgspec.json.encode({"expected": names}) if options.as_json else text
+    _admit(options.folder, answer, readmitted)
 
 
 def _authority(folder: Path) -> Authority:
