@@ -1,11 +1,11 @@
 """Calibration on the workers of a Dask scheduler, some of which die."""
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +42,14 @@ def start_worker(address: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
+def kill_after_a_shard(worker: "subprocess.Popen[bytes]", stored: Path) -> None:
+    """Ends a worker once the first result is in, while most shards are still to do."""
+    while not any(stored.glob("*/*")):
+        time.sleep(0.002)
+    worker.kill()
+    worker.wait()
+
+
 def test_a_table_is_that_of_one_process_though_a_worker_is_killed(
     scheduler: str, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,17 +61,18 @@ def test_a_table_is_that_of_one_process_though_a_worker_is_killed(
     try:
         common = ["calibrate", str(model), "--data", str(tmp_path / "data.npy")]
         common += ["--method", "minmax", "--accept-loss"]
-        killed = threading.Timer(3.0, os.kill, (workers[0].pid, signal.SIGKILL))
-        killed.start()
+        stored = tmp_path / "cache" / "shards"
+        killer = threading.Thread(target=kill_after_a_shard, args=(workers[0], stored), daemon=True)
+        killer.start()
         for name, words in (("dask", ["--workers", scheduler]), ("plain", [])):
             out = ["-o", str(tmp_path / f"{name}.json")]
             done = CliRunner().invoke(command_line, [*common, *words, *out])
             assert done.exit_code == 0, done.output
         assert (tmp_path / "dask.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
+        killer.join(10)
         assert workers[0].poll() == -signal.SIGKILL
-        assert len(list((tmp_path / "cache" / "shards").glob("*/*"))) > 10
+        assert len(list(stored.glob("*/*"))) > 10
     finally:
-        killed.join()
         for worker in workers:
             worker.kill()
             worker.wait()
