@@ -232,12 +232,12 @@ def _with_sinks(config: PipelineConfig, sinks: Sequence[SinkConfig]) -> Pipeline
 
 
 def _with_path(
-    sinks: Sequence[SinkConfig], given: JsonlSink | VideoSink | McapSink
+    sinks: Sequence[SinkConfig], replacement: JsonlSink | VideoSink | McapSink
 ) -> list[SinkConfig]:
-    """Return sinks of which the given one replaces all of its kind; but for its path it is as the
+    """Return sinks of which one replaces all of its kind; but for its path it is as the
     first of them."""
-    same = [sink for sink in sinks if isinstance(sink, type(given))]
-    new = replace(same[0], path=given.path) if same else given
+    same = [sink for sink in sinks if isinstance(sink, type(replacement))]
+    new = replace(same[0], path=replacement.path) if same else replacement
     return [*(sink for sink in sinks if sink not in same), new]
 
 
