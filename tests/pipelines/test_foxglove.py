@@ -158,5 +158,5 @@ def test_the_layout_shows_the_topics_of_one_camera() -> None:
     for topic in ("/image/compressed", "/annotations", "/diagnostics", "/detections", "/result"):
         assert topic in text
     image = panels["Image!tandem"]["imageMode"]
-    assert image["imageTopic"] == recording.PICTURES
+    assert image["imageTopic"] == f"/{recording.PICTURES}"
     assert image["annotations"] == {"/annotations": {"visible": True}}
