@@ -56,8 +56,7 @@ class FoxgloveOut(RecordingOut):
                 f"the foxglove sink cannot listen on {config.host}:{config.port} ({error}): give"
                 " another `port`, or end what uses it."
             ) from error
-        address = f"ws://{config.host}:{self._server.port}"
-        _log.info("live view at %s: %s", address, self._server.app_url())
+        _log.info("live view: %s", self._server.app_url())
 
     @property
     def port(self) -> int:

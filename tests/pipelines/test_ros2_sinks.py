@@ -444,11 +444,20 @@ print(loaded)
     assert done.stdout == "[]\n"
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "zenoh", None)
-    monkeypatch.delitem(sys.modules, "pipelines.ros2.zenoh_wire", raising=False)
-    with pytest.raises(PipelineError, match=r"pip install 'tandem-edge\[ros2\]'"):
-        open_wire("zenoh", Node("tandem"))
+@pytest.mark.parametrize(
+    ("wire", "package", "says"),
+    [
+        ("zenoh", "zenoh", r"pip install 'tandem-edge\[ros2\]'\.$"),
+        ("dds", "cyclonedds", r"tandem-edge\[dds\]'\. .* on a Jetson take wire = \"zenoh\""),
+    ],
+)
+def test_a_package_that_is_missing_is_named(monkeypatch, wire, package, says):
+    for module in [one for one in sys.modules if one.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"pipelines.ros2.{wire}_wire", raising=False)
+    with pytest.raises(PipelineError, match=says):
+        open_wire(wire, Node("tandem"))
 
 
 # --- sources
