@@ -333,6 +333,28 @@ def test_a_node_of_dds_that_is_closed_has_gone_at_once():
         publisher.put(encode(DETECTIONS_2D, {}), 1)  # by a sender that is late: to nobody
 
 
+def test_a_slow_reader_of_dds_costs_messages_and_never_the_sender():
+    node = Node("tandem", domain=next(DOMAINS), connect=("localhost",))
+    data, quick = encode(DETECTIONS_2D, {}), []
+    with wire("dds", node) as ours, wire("dds", Node("quick", domain=node.domain,
+                                                     connect=("localhost",))) as other:  # fmt: skip
+        publisher = ours.publish("detections", DETECTIONS_2D, "reliable")
+        other.subscribe("detections", (DETECTIONS_2D,), "reliable", lambda *one: quick.append(one))
+        policies = [Policy.Reliability.Reliable(duration(seconds=1)), Policy.History.KeepAll,
+                    Policy.ResourceLimits(1, 1, 1)]  # fmt: skip
+        # Its only place is full after the first message, and nobody takes it.
+        slow = DataReader(
+            other._participant, other._topic("rt/detections", DETECTIONS_2D), Qos(*policies)
+        )
+        until(slow.get_matched_publications)
+        until(lambda: quick or publisher.put(data, 1))
+        received = len(quick)
+        for _ in range(3):
+            with pytest.raises(PipelineError, match="DDS takes no message"):
+                publisher.put(data, 1)
+        until(lambda: len(quick) > received)
+
+
 @dataclass
 class Gid(IdlStruct, typename="rmw_dds_common.msg.dds_.Gid_"):
     data: array[uint8, 16]
