@@ -517,7 +517,7 @@ async def _statistics(
 
 async def _index(service: Service, head: Head, body: memoryview) -> Answer:
     ready = bool(_object(body).get("ready", False))
-    rows = service.repository.index()
+    rows = await service.repository.index()
     return _json([row for row in rows if not ready or row["state"] == "READY"])
 
 
@@ -617,8 +617,7 @@ def _inputs(service: Service, tensors: Sequence[JsonTensor], binary: memoryview)
     for one in tensors:
         parameters, where = one.parameters, f"input {one.name!r}"
         if "shared_memory_region" in parameters:
-            data = service.regions.read(one.name, one.datatype, one.shape, parameters)
-            inputs.append(from_bytes(one.name, one.datatype, one.shape, data))
+            inputs.append(service.regions.input(one.name, one.datatype, one.shape, parameters))
         elif "binary_data_size" in parameters:
             if one.data:
                 refuse(f"{where} has both `data` and `binary_data_size`: give one of them")

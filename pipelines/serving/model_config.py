@@ -224,6 +224,12 @@ def ports_of(
             )
         inner = tuple(field.reshape.shape) if field.HasField("reshape") else None
         outer = tuple(field.dims)
+        target = outer if which == "output" else inner or ()
+        if inner is not None and target.count(-1) > 1:
+            raise ConfigError(
+                f"{where} becomes {list(target)} (reshape): one dimension may be -1,"
+                f" {target.count(-1)} are."
+            )
         if not fits(inner if inner is not None else outer, dims):
             raise ConfigError(
                 f"{where} has {list(outer if inner is None else inner)} in its configuration,"

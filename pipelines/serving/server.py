@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import ssl
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pipelines.serving.service import Service
 
 MIB = 1 << 20
+KEPT_BYTES = 32 * MIB  # the most that malloc.h takes for the threshold of mmap
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 GRACE_S = 5.0  # what is being answered at the end may take so long
 
 _log = logging.getLogger(__name__)
@@ -86,6 +89,7 @@ async def serving(
     prefix = options.shared_memory_prefix
     if prefix is None and is_loopback(options.host):
         prefix = ""
+    _keep_memory()
     async with AsyncExitStack() as stack:
         regions = SystemRegions(prefix)
         stack.callback(regions.close)
@@ -115,6 +119,15 @@ async def serving(
         names = tuple(dict.fromkeys(model.name for model in repository.models))
         yield replace(ports, models=names, reasons=repository.reasons)
         service.ready = False
+
+
+def _keep_memory() -> None:
+    """Let malloc keep what requests give back: to map and clear the pages of tensors anew for each
+    costs as much as to read them."""
+    with contextlib.suppress(AttributeError):  # of glibc alone; the numbers are those of malloc.h
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_TRIM_THRESHOLD, 2 * KEPT_BYTES)
+        mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
 
 
 async def _listen_http(

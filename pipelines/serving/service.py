@@ -3,6 +3,7 @@
 import hmac
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version as installed
 from typing import Any
 
@@ -90,6 +91,9 @@ class Service:
                 f"the request has {total} bytes; this server takes {self.max_request_bytes}",
                 Status.TOO_LARGE,
             )
+        self._count(size, total)
+
+    def _count(self, size: int, total: int) -> None:
         if self._in_flight_bytes + size > self._max_in_flight_bytes:
             refuse(
                 f"requests of {self._in_flight_bytes} bytes are being answered, and this one has"
@@ -181,7 +185,13 @@ class Service:
             for one in request.outputs
             if "shared_memory_region" in one.parameters
         }
-        tensors = await model.infer(request)
+        shared = sum(one.place[2] for one in request.inputs if one.place is not None)
+        self._count(shared, shared)
+        try:
+            inputs = [self.regions.read(one) for one in request.inputs]
+            tensors = await model.infer(replace(request, inputs=inputs) if shared else request)
+        finally:
+            self.release(shared)
         if places:
             tensors = [self._placed(one, places.get(one.name)) for one in tensors]
         if request.traceparent and _trace_log.isEnabledFor(logging.INFO):
