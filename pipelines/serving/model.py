@@ -374,10 +374,12 @@ class QueuedModel(Model):
             inputs.append(Tensor(port.name, port.datatype, array.shape, array))
         return InferRequest(self.name, str(self.version), inputs)
 
-    async def run(self, request: InferRequest) -> dict[str, Array]:
-        """Queue a request and wait for its outputs."""
+    async def run(
+        self, request: InferRequest, hidden: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """Queue a request and wait for its outputs; `hidden` inputs are not the client's."""
         self._loop = asyncio.get_running_loop()
-        feeds = {tensor.name: self._feed(tensor) for tensor in request.inputs}
+        feeds = {tensor.name: self._feed(tensor) for tensor in request.inputs} | dict(hidden or {})
         work = _Work(feeds, self._loop.create_future())
         where = f"the request to model {self.name!r}"
         item = Item(
@@ -492,6 +494,17 @@ def _deliver(items: Sequence[Item], results: Sequence[dict[str, Array] | Refusal
 
 def policy_of(config: Config, max_queue: int) -> Policy:
     """Return how a configuration wants requests queued and batched."""
+    if config.HasField("sequence_batching"):
+        row = getattr(
+            config.sequence_batching, config.sequence_batching.WhichOneof("choice") or "direct"
+        )
+        return Policy(
+            model=config.name,
+            max_batch=max(1, config.max_batch_size),
+            preferred=tuple(getattr(row, "preferred_batch_size", ())),
+            delay_s=row.max_queue_delay_microseconds / 1e6,
+            max_queue=max_queue,
+        )
     if not config.HasField("dynamic_batching"):
         return Policy(config.name, max_queue=max_queue)
     rows = config.dynamic_batching

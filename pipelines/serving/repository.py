@@ -29,6 +29,7 @@ from pipelines.serving.model_config import (
     read_config,
 )
 from pipelines.serving.protocol import Refusal, Status, refuse
+from pipelines.serving.sequences import SequenceModel
 
 Mode = Literal["none", "explicit", "poll"]
 
@@ -433,7 +434,8 @@ class Repository:
         platform = "onnxruntime_onnx" if path.suffix == ".onnx" else "tandem_engine"
         try:
             full = complete(config, source.name, platform, opened.inputs, opened.outputs)
-            return QueuedModel(version, full, opened, source.folder, self._max_queue)
+            kind = SequenceModel if full.HasField("sequence_batching") else QueuedModel
+            return kind(version, full, opened, source.folder, self._max_queue)
         except TandemError:
             for runner in opened.runners:
                 runner.close()

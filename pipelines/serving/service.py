@@ -25,8 +25,8 @@ from pipelines.serving.shared_memory import Region, SystemRegions
 
 EXTENSIONS = (
     "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
-    "model_repository(unload_dependents)", "parameters", "schedule_policy", "statistics",
-    "system_shared_memory", "trace",
+    "model_repository(unload_dependents)", "parameters", "schedule_policy", "sequence",
+    "statistics", "system_shared_memory", "trace",
 )  # fmt: skip
 
 # Settings that clients may read and change, with their values at the start.
