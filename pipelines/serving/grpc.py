@@ -27,8 +27,6 @@ from pipelines.serving.service import Service, refusal_of
 
 RAW_INPUT = 7  # field of ModelInferRequest
 RAW_OUTPUT = bytes([6 << 3 | 2])  # tag of the field of ModelInferResponse
-READ_BYTES = 1 << 20  # in one piece from a socket: pieces of 8 KB cost as much as the rest
-READS = ("", "min_", "max_")
 MAX_STREAMED = 64  # requests of one stream that are being answered
 
 Context = Any
@@ -370,7 +368,7 @@ async def _streamed(service: Service, data: bytes, trace: str) -> bytes:
 
 
 async def start(
-    service: Service, address: str, *, max_concurrent: int,
+    service: Service, address: str, *, max_concurrent: int, max_connections: int,
     credentials: grpc.ServerCredentials | None,
 ) -> tuple[Any, int]:  # fmt: skip
     """Listen on HOST:PORT; return the server and its port. Raises RuntimeError: it cannot."""
@@ -378,11 +376,11 @@ async def start(
         maximum_concurrent_rpcs=max_concurrent,
         options=(
             ("grpc.max_receive_message_length", service.max_request_bytes),
+            ("grpc.max_allowed_incoming_connections", max_connections),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.max_ping_strikes", 0),  # clients may ask often whether it lives
             ("grpc.keepalive_permit_without_calls", 1),
-            *((f"grpc.experimental.tcp_{which}read_chunk_size", READ_BYTES) for which in READS),
         ),
     )
     handlers = {name: _unary(service, name) for name in METHODS}

@@ -50,6 +50,7 @@ from pipelines.serving.protocol import (
 from pipelines.serving.scheduler import Item, Policy, QueuePolicy, Scheduler
 
 MAX_INSTANCES = 16
+SHORT_NS = 500_000  # an inference that takes less may keep the event loop waiting
 STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 _log = logging.getLogger(__name__)
@@ -349,8 +350,13 @@ class QueuedModel(Model):
         self._loop: asyncio.AbstractEventLoop | None = None
         policy = policy_of(config, max_queue)
         self.scheduler = Scheduler(
-            policy, [partial(self._run, runner) for runner in opened.runners], self._fail
+            policy, [partial(self._run, runner) for runner in opened.runners], self._post
         )
+        # Code of the CPU alone may run in the thread of the event loop: it does not hang.
+        self._on_cpu = isinstance(opened.runners[0], OnnxFile) or {"portable"} == {
+            report.implementation for report in self.reports
+        }
+        self._usual_ns = SHORT_NS
 
     def close(self) -> None:
         """Answer what waits, then close the instances."""
@@ -389,9 +395,13 @@ class QueuedModel(Model):
             whole(request.parameters, "priority", where),
             whole(request.parameters, "timeout", where) / 1e6,
         )
-        self.scheduler.submit(item)
+        if self._on_cpu and self._usual_ns < SHORT_NS:
+            if results := self.scheduler.run_here(item):
+                _deliver([item], results)
+        else:
+            self.scheduler.submit(item)
         timer = None
-        if item.timeout_s:
+        if item.timeout_s and not work.answer.done():
             timer = self._loop.call_later(item.timeout_s, self.scheduler.expire)
         try:
             return await work.answer
@@ -419,8 +429,8 @@ class QueuedModel(Model):
                 )
         return array
 
-    def _run(self, runner: Runner, items: list[Item]) -> None:
-        """Run a batch in a thread of this instance."""
+    def _run(self, runner: Runner, items: list[Item]) -> Sequence[dict[str, Array] | Refusal]:
+        """Run a batch on an instance."""
         begin_ns = time.perf_counter_ns()
         waited_ns = sum(int((time.monotonic() - item.queued_s) * 1e9) for item in items)
         rows = [item.rows for item in items]
@@ -433,6 +443,7 @@ class QueuedModel(Model):
             fed = next((len(one) for one in feeds.values()), None) if self.max_batch else None
             results = list(self._split(outputs, rows, fed))
             end_ns = time.perf_counter_ns()
+            self._usual_ns = max(end_ns - begin_ns, self._usual_ns * 9 // 10)
             self.figures.ran(rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns))
         except Exception as error:  # noqa: BLE001  (a client waits for an answer)
             if not isinstance(error, TandemError):
@@ -440,12 +451,11 @@ class QueuedModel(Model):
             refusal = Refusal(Status.INTERNAL, f"model {self.name!r} failed: {error}")
             refusal = error if isinstance(error, Refusal) else refusal
             results = [refusal for _ in items]
+        return results
+
+    def _post(self, items: Sequence[Item], results: Sequence[dict[str, Array] | Refusal]) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(_deliver, items, results)
-
-    def _fail(self, item: Item, refusal: Refusal) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(_deliver, [item], [refusal])
 
     def _stack(self, feeds: Sequence[dict[str, Array]], rows: int) -> dict[str, Array]:
         """Return the feeds one below another, filled up to a batch that the engine takes."""

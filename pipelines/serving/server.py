@@ -55,6 +55,7 @@ class ServeOptions:
     key: Path | None = None
     client_ca: Path | None = None
     token_file: Path | None = None
+    otlp: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ async def serving(
         from pipelines.serving.repository import Repository, scan
         from pipelines.serving.service import Service
         from pipelines.serving.shared_memory import SystemRegions
+        from pipelines.serving.spans import Spans
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs {error.name}: {pip_install('serve')}") from error
     token = _read(options.token_file).decode().strip() if options.token_file else ""
@@ -99,8 +101,10 @@ async def serving(
             profile=options.profile,
             max_queue=options.max_queue,
         )
+        spans = stack.enter_context(Spans(options.otlp)) if options.otlp else None
         service = Service(
-            repository, regions, token=token, max_request_bytes=options.max_request_mb * MIB,
+            repository, regions, token=token, spans=spans,
+            max_request_bytes=options.max_request_mb * MIB,
             max_in_flight_bytes=max(options.max_in_flight_mb, options.max_request_mb) * MIB,
         )  # fmt: skip
         http = HttpServer(service, options.host, options.max_connections)
@@ -161,6 +165,7 @@ async def _listen_grpc(
             service,
             f"{host}:{options.grpc_port}",
             max_concurrent=options.max_queue,
+            max_connections=options.max_connections,
             credentials=_credentials(options),
         )
     except RuntimeError as error:

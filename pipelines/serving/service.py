@@ -3,6 +3,7 @@
 import hmac
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version as installed
 from typing import Any
@@ -22,6 +23,7 @@ from pipelines.serving.protocol import (
 )
 from pipelines.serving.repository import Repository
 from pipelines.serving.shared_memory import Region, SystemRegions
+from pipelines.serving.spans import Spans
 
 EXTENSIONS = (
     "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
@@ -53,12 +55,13 @@ class Service:
 
     def __init__(
         self, repository: Repository, regions: SystemRegions, *, token: str = "",
-        max_request_bytes: int, max_in_flight_bytes: int,
+        max_request_bytes: int, max_in_flight_bytes: int, spans: Spans | None = None,
     ) -> None:  # fmt: skip
         self.repository = repository
         self.regions = regions
         self.ready = False
         self.max_request_bytes = max_request_bytes
+        self._spans = spans
         self._token = token
         self._max_in_flight_bytes = max_in_flight_bytes
         self._in_flight_bytes = 0
@@ -179,6 +182,10 @@ class Service:
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run a model. Raises Refusal."""
+        with self._spans.span(request) if self._spans else nullcontext():
+            return await self._infer(request)
+
+    async def _infer(self, request: InferRequest) -> InferResponse:
         model = self.repository.find(request.model, request.version)
         places = {
             one.name: self.regions.place(f"output {one.name!r}", one.parameters)
