@@ -9,7 +9,6 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from pipelines.serving.codec import from_bytes, from_values, to_bytes
-from pipelines.serving.http import NO_CUDA
 from pipelines.serving.messages import METHODS, SERVICE, message
 from pipelines.serving.protocol import (
     InferRequest,
@@ -24,6 +23,7 @@ from pipelines.serving.protocol import (
     trace_of,
 )
 from pipelines.serving.service import Service, refusal_of
+from pipelines.serving.shared_memory import NO_CUDA
 
 RAW_INPUT = 7  # field of ModelInferRequest
 RAW_OUTPUT = bytes([6 << 3 | 2])  # tag of the field of ModelInferResponse

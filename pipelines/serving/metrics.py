@@ -1,7 +1,8 @@
 """Figures for Prometheus: Triton's names, and our own."""
 
 from pipelines.metrics import Family, Figures, Rows, render
-from pipelines.serving.model import STAGES, Model
+from pipelines.serving.figures import STAGES
+from pipelines.serving.model import Model
 from pipelines.serving.service import Service
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")

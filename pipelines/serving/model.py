@@ -2,29 +2,24 @@
 
 import asyncio
 import logging
-import threading
 import time
 from abc import abstractmethod
-from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from device.closing import Closing
-from device.engine.file import open_engine
-from device.engine.manifest import DimRange, Manifest, TensorInfo
+from device.engine.manifest import DimRange
 from device.errors import SessionError, TandemError
 from device.runtime.executors.table import SegmentReport
-from device.runtime.pool import turns_of
-from device.runtime.session import Session
+from pipelines.serving.figures import Figures
+from pipelines.serving.instances import Opened, Runner, usual_size
 from pipelines.serving.model_config import (
     Config,
-    Dim,
     ModelPort,
     Port,
     batch_of,
@@ -33,7 +28,6 @@ from pipelines.serving.model_config import (
 )
 from pipelines.serving.onnx_file import OnnxFile, texts_of
 from pipelines.serving.protocol import (
-    BY_NUMPY,
     BYTES,
     DATATYPES,
     Array,
@@ -49,96 +43,9 @@ from pipelines.serving.protocol import (
 )
 from pipelines.serving.scheduler import Item, Policy, QueuePolicy, Scheduler
 
-MAX_INSTANCES = 16
 SHORT_NS = 500_000  # an inference that takes less may keep the event loop waiting
-STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 _log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """One instance of a model."""
-
-    def infer(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
-        """Run it once."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
-
-
-@dataclass
-class Figures:
-    """What is counted of a model since it was loaded; `spent_ns` by stage, `batches` by size."""
-
-    success: int = 0
-    success_ns: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    fail_ns: int = 0
-    inferences: int = 0
-    executions: int = 0
-    last_ms: int = 0
-    last_s: float = 0.0  # on the monotonic clock; of a failure of the model too
-    spent_ns: Counter[str] = field(default_factory=Counter)
-    recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    batches: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def ran(self, rows: Sequence[int], waited_ns: int, stages_ns: Sequence[int]) -> None:
-        """Count one execution of requests with so many rows each."""
-        with self._lock:
-            self.executions += 1
-            self.inferences += sum(rows)
-            batch = self.batches[sum(rows)]
-            batch["count"] += 1
-            self.spent_ns["queue"] += waited_ns
-            for stage, spent_ns in zip(STAGES[1:], stages_ns, strict=True):
-                self.spent_ns[stage] += spent_ns * len(rows)
-                batch[stage] += spent_ns
-
-    def answered(self, spent_ns: int, failure: str = "") -> None:
-        """Count a request that was answered, or failed for a reason."""
-        with self._lock:
-            if failure in {"", "BACKEND"}:
-                self.last_s = time.monotonic()
-            if failure:
-                self.failures[failure] += 1
-                self.fail_ns += spent_ns
-            else:
-                self.success += 1
-                self.success_ns += spent_ns
-                self.recent_ms.append(spent_ns / 1e6)
-                self.last_ms = time.time_ns() // 1_000_000
-
-    def as_json(self) -> dict[str, Any]:
-        """Return them as the statistics extension has them."""
-        with self._lock:
-            stages = {
-                stage: {"count": self.success, "ns": self.spent_ns[stage]} for stage in STAGES
-            }
-            return {
-                "last_inference": self.last_ms,
-                "inference_count": self.inferences,
-                "execution_count": self.executions,
-                "inference_stats": {
-                    "success": {"count": self.success, "ns": self.success_ns},
-                    "fail": {"count": self.failures.total(), "ns": self.fail_ns},
-                    **stages,
-                    "cache_hit": {"count": 0, "ns": 0},
-                    "cache_miss": {"count": 0, "ns": 0},
-                },
-                "batch_stats": [
-                    {
-                        "batch_size": size,
-                        **{
-                            stage: {"count": batch["count"], "ns": batch[stage]}
-                            for stage in STAGES[1:]
-                        },
-                    }
-                    for size, batch in sorted(self.batches.items())
-                ],
-            }
 
 
 class Model(Closing):
@@ -328,15 +235,6 @@ class _Work:
     answer: asyncio.Future[dict[str, Array]]
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """Instances of a file, and what they take and give."""
-
-    runners: Sequence[Runner]
-    inputs: Sequence[Port]
-    outputs: Sequence[Port]
-
-
 class QueuedModel(Model):
     """A model with instances in threads, and a queue."""
 
@@ -374,7 +272,7 @@ class QueuedModel(Model):
         """Return a request of zeros."""
         inputs = []
         for port in self.inputs.values():
-            sizes = [_usual(dim) for dim in port.dims]
+            sizes = [usual_size(dim) for dim in port.dims]
             shape = [1, *sizes] if self.max_batch else sizes
             array = np.zeros(shape, DATATYPES[port.datatype].numpy)
             inputs.append(Tensor(port.name, port.datatype, array.shape, array))
@@ -541,66 +439,3 @@ def _queue_policy(row: Any) -> QueuePolicy:  # noqa: ANN401
         delays=row.timeout_action == 1,
         own_timeout=row.allow_timeout_override,
     )
-
-
-def open_file(path: Path, count: int, dla_core: int | None, profile: str | None) -> Opened:
-    """Open the instances of an engine, or of a model.onnx; all share its weights.
-
-    `count` 0: one, or one for each DLA core where frames take turns on them. They have run once
-    when this returns. Raises TandemError.
-    """
-    if count > MAX_INSTANCES:
-        raise SessionError(f"{path}: {count} instances were asked for; at most {MAX_INSTANCES} run")
-    with ExitStack() as stack:
-        runners: list[Runner] = []
-        if path.suffix == ".onnx":
-            first = OnnxFile(path)
-            runners = [first, *(OnnxFile(path, first) for _ in range(1, count))]
-            inputs, outputs = first.inputs, first.outputs
-        else:
-            engine = stack.enter_context(open_engine(path))
-            turn = 0 if dla_core is None else None
-            session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
-            closing = stack.enter_context(ExitStack())
-            closing.callback(session.close)
-            runners.append(session)
-            for number in range(1, count or turns_of(engine, session)):
-                turn = number if dla_core is None else None
-                session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
-                closing.callback(session.close)
-                runners.append(session)
-            inputs, outputs = ports_of_engine(engine.manifest)
-            for runner in runners:
-                warm_up(runner, inputs)
-            closing.pop_all()
-        return Opened(runners, inputs, outputs)
-
-
-def warm_up(runner: Runner, inputs: Sequence[Port]) -> None:
-    """Run an instance once, on zeros of the sizes that it was built for. Raises SessionError."""
-    runner.infer({
-        port.name: np.zeros(
-            [_usual(dim) for dim in port.dims], DATATYPES[port.datatype].numpy
-        )
-        for port in inputs
-    })  # fmt: skip
-
-
-def _usual(dim: Dim) -> int:
-    return dim.opt if isinstance(dim, DimRange) else dim if isinstance(dim, int) else 1
-
-
-def ports_of_engine(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """Return the inputs and outputs of an engine."""
-    dims = {dim.name: dim for dim in manifest.dims}
-    tensors = {tensor.name: tensor for tensor in manifest.tensors}
-    inputs, outputs = (
-        tuple(_port(tensors[name], dims) for name in names)
-        for names in (manifest.inputs, manifest.outputs)
-    )
-    return inputs, outputs
-
-
-def _port(tensor: TensorInfo, dims: Mapping[str, DimRange]) -> Port:
-    sizes = tuple(dims[dim] if isinstance(dim, str) else dim for dim in tensor.shape)
-    return Port(tensor.name, BY_NUMPY[tensor.dtype], sizes)

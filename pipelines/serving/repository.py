@@ -17,7 +17,8 @@ from typing import Any, Literal
 from device.errors import ConfigError, SessionError, TandemError
 from pipelines.serving.bundles import BundleModel, PictureModel, is_bundle, models_of
 from pipelines.serving.ensemble import Ensemble
-from pipelines.serving.model import Model, QueuedModel, open_file
+from pipelines.serving.instances import open_file
+from pipelines.serving.model import Model, QueuedModel
 from pipelines.serving.model_config import (
     CONFIG,
     ENSEMBLE,

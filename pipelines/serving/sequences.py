@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from device.errors import ConfigError
-from pipelines.serving.model import Opened, QueuedModel
+from pipelines.serving.instances import Opened
+from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import Config, Port, inside
 from pipelines.serving.protocol import (
     BY_CONFIG,

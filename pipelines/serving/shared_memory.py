@@ -22,6 +22,7 @@ from pipelines.serving.protocol import (
 
 ROOT = Path("/dev/shm")  # where shm_open has its objects on Linux
 MAX_REGIONS = 1024
+NO_CUDA = "CUDA shared memory is not served: use system shared memory, or send the bytes"
 
 _UNREAD: Array = np.empty(0, np.uint8)
 

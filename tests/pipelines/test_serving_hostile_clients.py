@@ -25,8 +25,9 @@ from pipelines.serving import http as http_port
 from pipelines.serving import release, scheduler
 from pipelines.serving.codec import from_bytes
 from pipelines.serving.http import Connection, HttpServer
+from pipelines.serving.instances import Opened
 from pipelines.serving.messages import SERVICE, message
-from pipelines.serving.model import Opened, QueuedModel
+from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import Port, parse_config
 from pipelines.serving.protocol import Parameters, Refusal, Status, Tensor, whole
 from pipelines.serving.service import Service

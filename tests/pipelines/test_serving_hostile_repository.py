@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from serving_fixtures import identity, value, write_onnx
 
 from device.errors import ConfigError
-from pipelines.serving.model import QueuedModel, open_file
+from pipelines.serving.instances import open_file
+from pipelines.serving.model import QueuedModel
 from pipelines.serving.protocol import InferRequest, Refusal, Status, Tensor
 from pipelines.serving.repository import LOADING, READY, Repository, Source, scan
 from toolkit.engine.build import BuildOptions
