@@ -15,9 +15,9 @@ from pipelines.serving.protocol import (
     InferResponse,
     Parameter,
     Refusal,
+    RequestedOutput,
     Status,
     Tensor,
-    Wanted,
     check_datatype,
     refuse,
     trace_of,
@@ -115,9 +115,9 @@ def parse_request(data: bytes, service: Service, trace: str) -> InferRequest:
             )
     if used != len(raw):
         refuse(f"the request has {len(raw)} raw_input_contents for {used} inputs")
-    wanted = [Wanted(one.name, _parameters(one.parameters)) for one in request.outputs]
+    outputs = [RequestedOutput(one.name, _parameters(one.parameters)) for one in request.outputs]
     return InferRequest(
-        request.model_name, request.model_version, inputs, wanted, request.id,
+        request.model_name, request.model_version, inputs, outputs, request.id,
         _parameters(request.parameters), trace,
     )  # fmt: skip
 
@@ -126,9 +126,9 @@ def _typed(one: Any, shape: tuple[int, ...]) -> Tensor:  # noqa: ANN401
     field = check_datatype(one.name, one.datatype).contents
     if not field:
         refuse(f"input {one.name!r} of {one.datatype} has no typed contents: send it raw")
-    given = [row.name for row, _ in one.contents.ListFields()]
-    if given not in ([], [field]):
-        refuse(f"input {one.name!r} of {one.datatype} has {', '.join(given)}; give {field} alone")
+    fields = [row.name for row, _ in one.contents.ListFields()]
+    if fields not in ([], [field]):
+        refuse(f"input {one.name!r} of {one.datatype} has {', '.join(fields)}; give {field} alone")
     return from_values(one.name, one.datatype, shape, getattr(one.contents, field))
 
 
@@ -348,10 +348,10 @@ def _stream(service: Service) -> grpc.RpcMethodHandler:
 
 async def _streamed(service: Service, data: bytes, trace: str) -> bytes:
     """Return a ModelStreamInferResponse."""
-    kind, held = message("ModelStreamInferResponse"), 0
+    kind, counted = message("ModelStreamInferResponse"), 0
     try:
         service.hold(len(data))
-        held = len(data)
+        counted = len(data)
         request = parse_request(data, service, trace)
         response = encode_response(await service.infer(request))
         if request.parameters.get("triton_enable_empty_final_response"):
@@ -363,7 +363,7 @@ async def _streamed(service: Service, data: bytes, trace: str) -> bytes:
         failed: bytes = kind(error_message=str(refusal)).SerializeToString()
         return failed
     finally:
-        service.release(held)
+        service.release(counted)
     return b"".join((bytes([2 << 3 | 2]), _to_varint(len(response)), response))
 
 

@@ -302,7 +302,7 @@ class HttpServer:
         if encoding not in {"gzip", "deflate"}:
             refuse(f"the content-encoding is {encoding[:40]!r}; this server takes gzip and deflate")
         limit = self.service.max_request_bytes
-        data, held = bytearray(), 0
+        data, counted = bytearray(), 0
         try:
             async for piece in _unpacked(encoding, body):
                 if len(data) + len(piece) > limit:
@@ -312,11 +312,11 @@ class HttpServer:
                         Status.TOO_LARGE,
                     )
                 self.service.hold(len(piece), len(data) + len(piece))
-                held += len(piece)
+                counted += len(piece)
                 data += piece
             yield memoryview(data)
         finally:
-            self.service.release(held)
+            self.service.release(counted)
 
 
 async def _unpacked(encoding: str, body: memoryview) -> AsyncIterator[bytes]:

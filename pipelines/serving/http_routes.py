@@ -24,9 +24,9 @@ from pipelines.serving.protocol import (
     DATATYPES,
     InferRequest,
     InferResponse,
+    RequestedOutput,
     Status,
     Tensor,
-    Wanted,
     refuse,
     trace_of,
     whole,
@@ -167,7 +167,7 @@ async def _infer(
         parsed: JsonRequest = decode_json(REQUEST, body[:rest])
         request = InferRequest(
             model, version, _inputs(service, parsed.inputs, body[rest:]),
-            [Wanted(one.name, one.parameters) for one in parsed.outputs],
+            [RequestedOutput(one.name, one.parameters) for one in parsed.outputs],
             parsed.id, parsed.parameters, trace,
         )  # fmt: skip
     answer = encode_response(await service.infer(request), request, all_binary=raw)
@@ -235,7 +235,7 @@ def _raw_request(
 
 def encode_response(response: InferResponse, request: InferRequest, *, all_binary: bool) -> Answer:
     """Return the answer with JSON first, then the binary outputs. Raises Refusal."""
-    wanted = {one.name: one for one in request.outputs}
+    requested = {one.name: one for one in request.outputs}
     rows, parts = [], []
     for tensor in response.outputs:
         row: dict[str, Any] = {
@@ -247,7 +247,7 @@ def encode_response(response: InferResponse, request: InferRequest, *, all_binar
                 "shared_memory_region": region, "shared_memory_byte_size": size,
                 **({"shared_memory_offset": offset} if offset else {}),
             }  # fmt: skip
-        elif all_binary or wants_binary(wanted.get(tensor.name), request.parameters):
+        elif all_binary or wants_binary(requested.get(tensor.name), request.parameters):
             data = to_bytes(tensor)
             parts.append(data)
             row["parameters"] = {"binary_data_size": len(data)}

@@ -33,9 +33,9 @@ from pipelines.serving.protocol import (
     Array,
     InferRequest,
     Refusal,
+    RequestedOutput,
     Status,
     Tensor,
-    Wanted,
     from_bf16,
     refuse,
     to_bf16,
@@ -91,10 +91,10 @@ class Model(Closing):
         self.pending += 1
         failure = "OTHER"
         try:
-            wanted = self._wanted(request)
+            requested = self._requested(request)
             self._check(request)
             outputs = await self.run(request)
-            tensors = [self._output(one, outputs[one.name]) for one in wanted]
+            tensors = [self._output(one, outputs[one.name]) for one in requested]
             failure = ""
             return tensors
         except asyncio.CancelledError:
@@ -111,7 +111,7 @@ class Model(Closing):
         """Return the size of a request's batch."""
         return request.inputs[0].shape[0] if self.max_batch and request.inputs else 1
 
-    def _wanted(self, request: InferRequest) -> Sequence[Wanted]:
+    def _requested(self, request: InferRequest) -> Sequence[RequestedOutput]:
         names = [one.name for one in request.outputs]
         for name in names:
             if name not in self.outputs:
@@ -122,23 +122,23 @@ class Model(Closing):
         if len(set(names)) < len(names):
             double = next(name for name in names if names.count(name) > 1)
             refuse(f"output {double!r} of model {self.name!r} is requested more than once")
-        return request.outputs or [Wanted(name) for name in self.outputs]
+        return request.outputs or [RequestedOutput(name) for name in self.outputs]
 
     def _check(self, request: InferRequest) -> None:
-        given = [tensor.name for tensor in request.inputs]
+        names = [tensor.name for tensor in request.inputs]
         needed = [port.name for port in self.inputs.values() if not port.optional]
-        if len(set(given)) < len(given):
-            double = next(name for name in given if given.count(name) > 1)
+        if len(set(names)) < len(names):
+            double = next(name for name in names if names.count(name) > 1)
             refuse(f"input {double!r} of model {self.name!r} is given more than once")
-        for name in given:
+        for name in names:
             if name not in self.inputs:
                 refuse(
                     f"unexpected inference input {name!r} for model {self.name!r}; it has"
                     f" {', '.join(self.inputs)}"
                 )
-        if missing := [name for name in needed if name not in given]:
+        if missing := [name for name in needed if name not in names]:
             refuse(
-                f"expected {len(needed)} inputs but got {len(given)} inputs for model"
+                f"expected {len(needed)} inputs but got {len(names)} inputs for model"
                 f" {self.name!r}: {', '.join(missing)} not given"
             )
         sizes: dict[str, int] = {}
@@ -176,18 +176,18 @@ class Model(Closing):
         if rows != sizes.setdefault("", rows):
             refuse(f"{where} has the batch-size {rows}; an input before it has {sizes['']}")
 
-    def _output(self, wanted: Wanted, array: Array) -> Tensor:
-        port = self.outputs[wanted.name]
+    def _output(self, requested: RequestedOutput, array: Array) -> Tensor:
+        port = self.outputs[requested.name]
         if port.converted:
             array = to_bf16(array)
-        classes = whole(wanted.parameters, "classification", f"output {wanted.name!r}")
+        classes = whole(requested.parameters, "classification", f"output {requested.name!r}")
         if classes:
             array = classify(array, classes, port.labels, batched=self.max_batch > 0)
-            return Tensor(wanted.name, BYTES, array.shape, array)
+            return Tensor(requested.name, BYTES, array.shape, array)
         if port.inner is not None:
             batch = array.shape[:1] if self.max_batch else ()
             array = array.reshape(*batch, *port.shape())
-        return Tensor(wanted.name, port.datatype, array.shape, array)
+        return Tensor(requested.name, port.datatype, array.shape, array)
 
 
 def _check_range(where: str, size: int, dim: DimRange, sizes: dict[str, int]) -> None:

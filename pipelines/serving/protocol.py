@@ -103,7 +103,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedOutput:
     """An output that a request asks for."""
 
     name: str
@@ -117,7 +117,7 @@ class InferRequest:
     model: str
     version: str
     inputs: Sequence[Tensor]
-    outputs: Sequence[Wanted] = ()
+    outputs: Sequence[RequestedOutput] = ()
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
     traceparent: str = ""

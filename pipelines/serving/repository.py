@@ -348,10 +348,10 @@ class Repository:
                 self._loading[name] = config
                 if config.HasField("ensemble_scheduling"):
                     await self._load_steps(name, config)
-                wanted = _versions(config, source)
+                versions = _versions(config, source)
                 if not former:
-                    states |= dict.fromkeys(wanted, (LOADING, ""))
-                models = await asyncio.to_thread(self._open_all, source, config, wanted)
+                    states |= dict.fromkeys(versions, (LOADING, ""))
+                models = await asyncio.to_thread(self._open_all, source, config, versions)
             except Exception as error:
                 if not former:
                     numbers = list(states) or [max(source.versions, default=1)]
@@ -463,14 +463,14 @@ def _versions(config: Config, source: Source) -> list[int]:
     policy = config.version_policy
     kind = policy.WhichOneof("choice")
     if kind == "specific":
-        wanted = [number for number in numbers if number in policy.specific.versions]
+        versions = [number for number in numbers if number in policy.specific.versions]
     elif kind == "all":
-        wanted = numbers
+        versions = numbers
     else:
-        wanted = numbers[-max(1, policy.latest.num_versions if kind else 1) :]
-    if not wanted:
+        versions = numbers[-max(1, policy.latest.num_versions if kind else 1) :]
+    if not versions:
         raise ConfigError(
             f"model {source.name!r} has no version that its version_policy wants; {source.folder}"
             f" has {', '.join(map(str, numbers)) or 'none'}."
         )
-    return wanted
+    return versions

@@ -16,9 +16,9 @@ from pipelines.serving.protocol import (
     Parameter,
     Parameters,
     Refusal,
+    RequestedOutput,
     Status,
     Tensor,
-    Wanted,
     refuse,
 )
 from pipelines.serving.repository import Repository
@@ -222,7 +222,7 @@ def refusal_of(error: Exception, what: str) -> Refusal:
     return Refusal(Status.INTERNAL, f"the server failed: {error!r}"[:1000])
 
 
-def wants_binary(wanted: Wanted | None, parameters: Parameters) -> bool:
+def wants_binary(requested: RequestedOutput | None, parameters: Parameters) -> bool:
     """Whether HTTP is to send an output as bytes."""
     default = bool(parameters.get("binary_data_output", False))
-    return bool(wanted.parameters.get("binary_data", default)) if wanted else default
+    return bool(requested.parameters.get("binary_data", default)) if requested else default
