@@ -15,6 +15,7 @@ from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
 from toolkit.importers.source import Report
 from toolkit.partition.best_precision import kept_nodes
+from toolkit.partition.costs.measured import Measured
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepare import Prepared
@@ -52,6 +53,8 @@ class BuildOptions:
     `gpu_backend`: what GPU segments carry: kernels, forms for the board's TensorRT in their place,
     or both ("auto"), of which the board keeps the faster.
     `preprocess_on` "gpu": with kernels that make the input of camera frames (`toolkit.gpu.frames`).
+    `node_times`: those of boards, which the plan takes before predicted ones. `notes`: on where
+    times come from, for the report.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -72,6 +75,8 @@ class BuildOptions:
     fallback: bool = True
     gpu_backend: GpuBackendName = "cuda"
     preprocess_on: Literal["cpu", "gpu"] = "cpu"
+    node_times: Measured | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,7 @@ class Frontend:
             kernels=kernels,
             rewrites=self.prepared.applied,
             batching=self.batching,
+            measured=self.options.node_times,
         )
         if self.table is None:
             return model
