@@ -48,7 +48,8 @@ PROFILE = "orin-nx-16gb"
 @dataclass
 class FarmBoard:
     """`dies_at`: the number of its job that it never answers, 0: none; `factor`: of its times;
-    `is_told`: the broker says that it is lost; `says`: which work it has done, empty: the one that was asked for."""
+    `is_told`: the broker says that it is lost; `says`: which work it has done, empty: the one that
+    was asked for."""
 
     dies_at: int = 0
     factor: float = 1.0

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import onnx_ir as ir
 
 from calibration.table import CalibrationTable
@@ -126,6 +127,14 @@ class Frontend:
         reasons = ranges.kept.reasons() if ranges is not None and ranges.kept is not None else {}
         return kept_nodes(self.table.keep_float, {**self.floating, **reasons}, budget)
 
+    def _node_times(self) -> Measured | None:
+        """Return the times of nodes that no rewrite has replaced."""
+        measured, known = self.options.node_times, {n.name for n in self.prepared.model.graph}
+        if measured is None:
+            return None
+        times = tuple(row for row in measured.times if known.issuperset(row.nodes))
+        return msgspec.structs.replace(measured, times=times)
+
     def to_plan(self, kernels: "KernelSupport") -> "Model":
         """Return the model as plans take it; `kernels`: which nodes have any."""
         from toolkit.partition.planning.plan import Model
@@ -138,7 +147,7 @@ class Frontend:
             kernels=kernels,
             rewrites=self.prepared.applied,
             batching=self.batching,
-            measured=self.options.node_times,
+            measured=self._node_times(),
         )
         if self.table is None:
             return model
