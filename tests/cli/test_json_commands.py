@@ -91,6 +91,7 @@ ROWS = {
     "profiles show": row("profiles", "show", "agx-thor"),
     "plan": row("plan", "net.onnx", "--profile", "agx-orin-64gb", "--seconds", "1"),
     "explain": row("explain"),
+    "explore": row("explore", "net.onnx", "--data", "samples.npy", *PROFILE),
     "build": row("build", "net.onnx", *PROFILE, "-o", "again.engine"),
     "build-all": row("build-all", "matrix.toml"),
     "cache info": row("cache", "info"),

@@ -96,6 +96,8 @@ def test_each_frame_of_a_line_gets_its_result(launch: Launch, caps: str) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     results = results_of(done.stdout)
     assert [one["seq"] for one in results] == list(range(FRAMES))
+    steps_ns = np.diff([one["t_capture_ns"] for one in results])
+    np.testing.assert_allclose(steps_ns, 1e9 / 30, atol=2)  # those of the file, at any pace
     for column, one in enumerate(results):
         assert [row["label"] for row in one["detections"]] == ["red"]
         x1, y1, x2, y2 = one["detections"][0]["box"]
@@ -172,6 +174,8 @@ assert message is not None and message.type == Gst.MessageType.EOS, bridge.error
 for pipeline in (target, source):
     pipeline.set_state(Gst.State.NULL)
 worker.close()
+times = [one["t_capture_ns"] for one in seen]
+assert all(abs(b - a - 1e9 / 30) < 2 for a, b in zip(times, times[1:])), times
 print(json.dumps(seen))
 """
 
