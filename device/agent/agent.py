@@ -122,6 +122,7 @@ class Agent:
             updater=self._updater,
             presence=self._presence,
             report=lambda: {"reported": self._reported(), "slots": slot_rows(self._updater.state)},
+            pipeline=lambda: self._pipeline.report.status,
             put=self._put,
         )
         self._notifier = Notifier()
@@ -316,6 +317,7 @@ class Agent:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
             self._updater.downloads.take(sha256, part, message.payload, time.monotonic())
+            self._remote.commands.job.take(sha256, part, message.payload, time.monotonic())
 
     def _on_desired(
         self, payload: bytes, repository: str = "", *, sideloaded: bool = False

@@ -44,7 +44,7 @@ class Init:
     broker: str | None = option(
         "The software of the fleet's MQTT broker, where devices find it, or both: rabbitmq, "
         "192.168.1.10:8883, rabbitmq@192.168.1.10.  [default: mosquitto@127.0.0.1:8883]",
-        metavar="[mosquitto|rabbitmq][@]HOST:PORT",
+        metavar="[mosquitto|rabbitmq|nats][@]HOST:PORT",
     )
     hosts: tuple[str, ...] = option(
         "Another name or address of the broker, for its certificate; repeatable.",
