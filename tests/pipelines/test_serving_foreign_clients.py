@@ -71,9 +71,9 @@ const inputs = ["INPUT0", "INPUT1"].map(name => ({name, datatype: "INT32", shape
     platform: (await call("ModelMetadata", {name: "simple"})).platform,
   };
   const answer = await call("ModelInfer",
-    {modelName: "simple", inputs, rawInputContents: [data, data]});
-  result.sum = answer.rawOutputContents[0].readInt32LE(60);
-  try { await call("ModelInfer", {modelName: "none"}); }
+    {model_name: "simple", inputs, raw_input_contents: [data, data]});
+  result.sum = answer.raw_output_contents[0].readInt32LE(60);
+  try { await call("ModelInfer", {model_name: "none"}); }
   catch (error) { result.refused = error.code; }
   const url = `http://127.0.0.1:${http}/v2/models/simple/infer`;
   const rows = inputs.map(one => ({...one, data: [...Array(16).keys()]}));
