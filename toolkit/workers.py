@@ -27,7 +27,7 @@ from toolkit.cache import code_version
 from toolkit.errors import WorkersError
 
 LOG = logging.getLogger(__name__)
-MAX_LOST = 8  # losses without a result in between
+MAX_LOST = 8  # times that all tasks were lost, without a result in between
 MIN_LATE_S, LATE = 5.0, 3.0  # no result for so long, and so many times the longest pause
 COPIES = 4  # of a late task at most
 CONNECT = "10s"  # to a scheduler
@@ -117,8 +117,8 @@ class Workers(AbstractContextManager["Workers"]):
                     yield key, answer.result
                 if problem:
                     LOG.warning("%s; what it had is run again", problem)
-                    lost += 1
-                    _end_lost(problem, lost if not running else 0)
+                    lost += not running  # then all that was given out is lost
+                    _end_lost(problem, lost)
                 if not (done and running):
                     refused.clear()
         finally:

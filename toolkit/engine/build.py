@@ -138,6 +138,7 @@ def build_engine(
         passes=front.passes,
         rewrites=front.prepared.applied,
         notes=(
+            *options.notes,
             *model_notes(manifest, front),
             *kept_cost_notes(
                 front, built.plan, lambda without: plan_nodes(without, kernels).plans[0]

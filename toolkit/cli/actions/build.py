@@ -44,6 +44,10 @@ def build_now(
     with progress_bar(options.model.name) as report:
         source = ModelPath(options.model, options.source.inputs_as_nchw)
         library_options = replace(_library_options(options, workers), measured=measured)
+        if options.measure_on is not None:
+            from toolkit.cli.actions.measure_on import measure_on
+
+            library_options = measure_on(options, library_options, report)
         result = build_engine(source, options.profile, options.engine, library_options, report)
     if options.html is not None:
         _write_page(result, options.html)
