@@ -32,9 +32,6 @@ CORRECTION = "bias correction"
 ROUNDING = "learnt rounding"
 CORRECTION_SAMPLES = 16
 """Number of samples whose means correct the biases, or whose sums round the weights."""
-MOST_LOST = 0.5
-"""In dB, with activations in INT8; rounded weights that lose more are not kept."""
-NO_RANGES: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +96,8 @@ def try_rounding(
 ) -> tuple[Fit, Mapping[str, str], CorrectionOutcome]:
     """Round the weights by `samples` for the sums that they enter, and keep that if it helps.
 
-    Measured with activations in floating point, whose rounding hides what weights lose until
-    nodes are kept. Nodes in floating point have the weights of the model. Returns the better fit,
-    whose graph is unchanged, its steps by node, and the outcome.
+    Nodes in floating point have the weights of the model. Returns the better fit, whose graph is
+    unchanged, its steps by node, and the outcome.
     """
     name, ranges, operands = (
         ROUNDING,
@@ -118,21 +114,15 @@ def try_rounding(
         rounded=weights_of(apply_steps(fitted.graph, rounded), rounded.keys()),
     )
     noise = fitted.noise.of_model(trial)
-    weights, both = (
-        worst_of(
-            effects_between(
-                *(one.sqnr_db(assigned, keep_float, fitted.judges) for one in (fitted.noise, noise))
-            )
-        )
-        for assigned in (NO_RANGES, ranges)
+    before, after = (
+        one.sqnr_db(ranges, keep_float, fitted.judges) for one in (fitted.noise, noise)
     )
-    used = requested == "on" or (weights.helps() and both.gain > -MOST_LOST)
-    outcome = CorrectionOutcome(name, requested, used, len(rounded), {"weights alone": weights})
+    effects = effects_between(before, after)
+    used = requested == "on" or worst_of(effects).helps()
+    outcome = CorrectionOutcome(name, requested, used, len(rounded), effects)
     if not used:
-        reason = "" if not weights.helps() else f"with activations {both.gain:.1f} dB"
-        return fitted, {}, replace(outcome, reason=reason)
-    figures = noise.sqnr_db(ranges, keep_float, fitted.judges)
-    return replace(fitted, trial=trial, noise=noise, sqnr_db=figures), rounded, outcome
+        return fitted, {}, outcome
+    return replace(fitted, trial=trial, noise=noise, sqnr_db=after), rounded, outcome
 
 
 def with_rounded(fitted: Fit, rounded: Mapping[str, str]) -> Fit:

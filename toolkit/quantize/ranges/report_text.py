@@ -28,7 +28,7 @@ NO_INT8 = (
 _CHANGES = MappingProxyType(
     {
         EQUALISATION: "tensors rescaled",
-        ROUNDING: "weights, measured alone",
+        ROUNDING: "weights rounded",
         CORRECTION: "biases changed",
     }
 )
