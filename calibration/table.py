@@ -209,23 +209,35 @@ def _check_row(subject: str, numbers: tuple[float, ...], lower_bound: float) -> 
 
 
 def read_table(path: Path) -> CalibrationTable:
-    """Read a table from a file."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CalibrationError(
-            f"{path}: cannot read the calibration table ({error.strerror}): check the path"
-        ) from error
-    return decode_table(data, str(path))
+    """Read a table from a file. Raises CalibrationError: it cannot be read, or is no table."""
+    return decode_table(read_whole(path, "calibration table"), str(path))
 
 
 def write_table(path: Path, table: CalibrationTable) -> None:
-    """Write the table so that `path` holds either the old or the new file, whatever happens."""
+    """Write a table as `write_whole` does."""
+    write_whole(path, "calibration table", encode_table(table))
+
+
+def read_whole(path: Path, what: str) -> bytes:
+    """Return the bytes of a file; `what` names it in errors. Raises CalibrationError."""
     try:
-        with replacing(path) as file:
-            file.write(encode_table(table))
+        return path.read_bytes()
     except OSError as error:
         raise CalibrationError(
-            f"{path}: cannot write the calibration table ({error.strerror}): check that the folder "
-            "exists, is writable and has space left"
+            f"{path}: cannot read the {what} ({error.strerror}): check the path"
+        ) from error
+
+
+def write_whole(path: Path, what: str, data: bytes) -> None:
+    """Write a file so that `path` holds either the old or the new file, whatever happens.
+
+    Raises CalibrationError.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise CalibrationError(
+            f"{path}: cannot write the {what} ({error.strerror}): check that the "
+            "folder exists, is writable and has space left"
         ) from error

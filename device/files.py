@@ -4,6 +4,8 @@ taken for: a named pipe, a device or a folder in the place of a file neither hol
 
 import contextlib
 import errno
+import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -26,6 +28,7 @@ KINDS: dict[int, str] = {
 
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_BLOCK_BYTES = 1 << 20
 
 
 def disk_problem(path: Path, error: OSError) -> str:
@@ -92,6 +95,32 @@ def _require_regular(status: os.stat_result) -> None:
     kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         raise UnfitFileError(errno.EINVAL, f"it is not a regular file but {KINDS.get(kind, 'odd')}")
+
+
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file, 1 MiB at a time. Raises OSError."""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex. Raises OSError."""
+    digest = hashlib.sha256()
+    for block in blocks_of(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process; wait for others. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

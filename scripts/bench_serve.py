@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
 NAME, INPUT, OUTPUT = "identity", "INPUT0", "OUTPUT0"
 SIZES = {"16 floats": 16, "1.2 MB": 3 * 320 * 320}
-START_S = 90.0
+START_S = 300.0
 BOARD_S = 0.02
 
 KSERVE = """

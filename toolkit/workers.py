@@ -121,9 +121,8 @@ class Workers(AbstractContextManager["Workers"]):
                     yield key, answer.result
                 if problem:
                     LOG.warning("%s; what it had is run again", problem)
-                    if not running:  # all that was given out is lost
-                        lost += 1
-                        _end_lost(problem, lost)
+                    lost += not running  # then all that was given out is lost
+                    _end_lost(problem, lost)
                 if not (done and running):
                     refused.clear()
         finally:

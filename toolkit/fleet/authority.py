@@ -6,12 +6,9 @@ user name: the access list follows from it. A device makes its key itself and se
 """
 
 import datetime as dt
-import fcntl
 import ipaddress
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,16 +90,6 @@ class Authority:
     def ca_pem(self) -> bytes:
         """The CA's certificate."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which ends with the process; wait for another holder."""
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
 
     # -- certificates
 

@@ -153,8 +153,8 @@ def _groups(path: Path) -> dict[tuple[str, str], list[_Cell]]:
     root = path.parent.absolute()  # workers may have another working directory
     names = [Path(model.path).stem for model in matrix.models]
     profiles = [Path(profile).stem for profile in matrix.profiles]
-    for kind, given in (("models", names), ("profiles", profiles)):
-        twice = next((name for name in given if given.count(name) > 1), None)
+    for kind, stems in (("models", names), ("profiles", profiles)):
+        twice = next((name for name in stems if stems.count(name) > 1), None)
         if twice is not None:
             raise BuildError(f"{path} has two {kind} called {twice!r}: give one another file name")
     groups: dict[tuple[str, str], list[_Cell]] = {}

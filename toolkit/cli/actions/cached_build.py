@@ -93,8 +93,8 @@ def build_cached(options: Build, measured: "dict[str, Ranges] | None" = None) ->
         built = build_now(options, workers, measured)
     # What was read may have changed meanwhile.
     if key and options.engine.stat().st_size < MAX_BYTES and build_key(options) == key:
-        kept = Built(_moved(built.text, options, store=True), built.json, built.table)
-        entry = _Entry(kept, options.engine.read_bytes())
+        cached = Built(_moved(built.text, options, store=True), built.json, built.table)
+        entry = _Entry(cached, options.engine.read_bytes())
         write_entry("engines", key, msgspec.msgpack.encode(entry))
         trim(MAX_CACHE_BYTES)
     return built, False

@@ -8,7 +8,7 @@ from device.selftest.kit import load_kit, pack
 from toolkit.board_kit.farm import kit_works
 from toolkit.cli.actions.fleet.views import open_store, operator
 from toolkit.cli.actions.outputs import print_result, write_bytes
-from toolkit.cli.commands.fleet import RunKit
+from toolkit.cli.commands.fleet_devices import RunKit
 from toolkit.cli.progress import progress_bar
 from toolkit.errors import FleetError
 from toolkit.fleet.farm.run import FETCH_S, Run, boards_for
