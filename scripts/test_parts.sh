@@ -14,6 +14,7 @@ debian_packages=(
     fastddsgen
     g++
     libfastrtps-dev
+    libxxhash-dev
     mosquitto
     mosquitto-clients
     openssh-client
@@ -33,6 +34,7 @@ debian_packages=(
     python3-gst-1.0
     python3-gi
     docker-registry
+    nats-server
     postgresql
     prometheus
     rabbitmq-server

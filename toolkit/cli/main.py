@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "profiles": "List and explain device profiles.",
     "plan": "Say what runs where, why, and what it takes.",
     "explain": "Explain a reason in a report.",
+    "explore": "Compare the precisions of a model on a board.",
     "build": "Build an engine from a model.",
     "build-all": "Build a matrix of models and profiles.",
     "calibrate": "Measure INT8 ranges on real data.",
