@@ -34,6 +34,7 @@ debian_packages=(
     python3-gst-1.0
     python3-gi
     docker-registry
+    nats-server
     postgresql
     prometheus
     rabbitmq-server

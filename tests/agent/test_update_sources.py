@@ -39,7 +39,8 @@ class Site:
     cut: int = 0  # this many answers break off in the middle
     garble: bool = False
     trickle: bool = False  # a byte now and then
-    moved: bool = False  # everything is below /new
+    moved: bool = False  # everything is below /new, by addresses that hold once
+    spent: set[str] = field(default_factory=set)
     url: str = ""
 
 
@@ -54,9 +55,13 @@ def handler_of(site: Site) -> type[BaseHTTPRequestHandler]:
             span = self.headers.get("Range", "")
             site.asked.append((self.path, span))
             if site.moved and not self.path.startswith("/new"):
-                self._answer(301, b"", {"Location": f"/new{self.path}"})
+                signed = f"/new{self.path}?Expires=1&Signature={len(site.asked)}"
+                self._answer(302, b"", {"Location": signed})
                 return
-            body = site.files.get(self.path.removeprefix("/new").lstrip("/"))
+            path, _, signature = self.path.partition("?")
+            is_spent = signature in site.spent
+            site.spent |= {signature} - {""}
+            body = None if is_spent else site.files.get(path.removeprefix("/new").lstrip("/"))
             if site.status or body is None:
                 self._answer(site.status or 404, b"no")
             elif span and site.ranges:
@@ -304,7 +309,7 @@ def test_answers_that_break_off_cost_only_time(
         check_whole(device, blob)
 
 
-def test_a_site_may_have_moved_and_a_url_may_name_the_place_of_the_hash(
+def test_a_site_may_sign_addresses_and_a_url_may_name_the_place_of_the_hash(
     tmp_path: Path, blob: Blob
 ) -> None:
     name = f"store/{blob.spec.sha256}"

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from fleet_process_fixtures import Fleet
-from fleet_server_fixtures import ServerProcess, wait_until
+from fleet_server_fixtures import ServerProcess, wait_until, write_fleet
 from mqtt_fixtures import Watcher, make_bundle
+from postgresql_fixtures import postgresql
 
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout.rates import default_rate
@@ -77,13 +78,21 @@ def test_releases_roll_out_stop_and_go_back_through_kills(fleet: Fleet) -> None:
     assert "rollout 3  runs the release before again" in history
 
 
-def test_a_second_server_stands_by_and_takes_over(fleet: Fleet) -> None:
-    fleet.start()
-    second = ServerProcess(fleet.fleet)
-    second.log_file = fleet.folder / "second.log"
-    second.start()
-    try:
-        wait_until(lambda: "stands by" in second.log(), second.log)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_second_server_takes_over_when_the_first_is_killed(fleet: Fleet, kind: str) -> None:
+    """In SQLite it stands by, in PostgreSQL both have devices."""
+    with contextlib.ExitStack() as stack:
+        if kind == "postgresql":
+            write_fleet(fleet.fleet, fleet.broker.port, stack.enter_context(postgresql()))
+        fleet.start()
+        second = ServerProcess(fleet.fleet)
+        second.log_file = fleet.folder / "second.log"
+        second.start()
+        stack.callback(second.kill)
+        if kind == "sqlite":
+            wait_until(lambda: "stands by" in second.log(), second.log)
+        else:
+            wait_until(lambda: "shares the fleet with 1 other" in fleet.server.log(), second.log)
         bundle = make_bundle(fleet.folder / "in")
         fleet.run("rollout", "start", "--bundle", str(bundle), "--rate", "300/min")
         wait_until(lambda: "live" in phases(fleet, 1).values(), fleet.server.log)
@@ -92,10 +101,8 @@ def test_a_second_server_stands_by_and_takes_over(fleet: Fleet) -> None:
         fleet.server.kill()
         view = fleet.wait_status(1, "finished")
         assert view["live"] == 3
-    finally:
-        second.kill()
-    sent = [row for row in fleet.run("logs", "board-0").splitlines() if "is sent" in row]
-    assert len(sent) == 1
+        sent = [row for row in fleet.run("logs", "board-0").splitlines() if "is sent" in row]
+        assert len(sent) == 1
 
 
 def test_the_commands_of_the_page_on_fleets_run(tmp_path: Path) -> None:

@@ -168,17 +168,17 @@ def test_desired_documents_are_one_a_device(store: Database) -> None:
     assert rollouts.desired_page(store) == [replace(row, counter=8, undo=True)]
 
 
-def test_one_server_holds_the_lease_and_the_next_takes_over(
+def test_a_server_without_a_lease_keeps_nothing(
     store: Database, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = open_database(url, tmp_path)
+    shares = url.startswith("postgresql")  # SQLite has one server at a time
     monkeypatch.setattr(lease, "LEASE_S", 30.0)
     assert lease.acquire(store, "a")
-    assert not lease.acquire(second, "b")
-    row = lease.read_lease(second)
-    assert row is not None
-    assert row.holder == "a"
-    assert 20.0 < row.remaining_s <= 30.0
+    assert lease.acquire(second, "b") == shares
+    rows = lease.read_leases(second)
+    assert [row.holder for row in rows] == ["a", "b"][: 1 + shares]
+    assert all(20.0 < row.remaining_s <= 30.0 for row in rows)
     monkeypatch.setattr(lease, "LEASE_S", -1.0)  # it runs out at once, as after a kill
     assert lease.acquire(store, "a")
     monkeypatch.setattr(lease, "LEASE_S", 30.0)
@@ -186,7 +186,7 @@ def test_one_server_holds_the_lease_and_the_next_takes_over(
     with pytest.raises(RolloutError, match="another server has taken over"), store.write():
         lease.check(store, "a")
     with second.write():
-        lease.check(second, "b")
+        assert lease.check(second, "b") == ("b",)
     lease.release(second, "b")
     assert lease.acquire(store, "a")
     second.close()
@@ -195,12 +195,14 @@ def test_one_server_holds_the_lease_and_the_next_takes_over(
 def test_a_server_that_was_killed_here_is_not_waited_for(store: Database) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     place, _pid, chance = lease.holder_name().rsplit(":", 2)
-    holder = f"{place}:{child.pid}:{chance}"
+    holder, me = f"{place}:{child.pid}:{chance}", lease.holder_name()
     assert lease.acquire(store, holder)
-    assert not lease.acquire(store, lease.holder_name())  # it lives
+    assert lease.acquire(store, me) == store.dialect.shares  # it lives
     child.kill()
     child.communicate()
-    assert lease.acquire(store, lease.holder_name())
+    assert lease.acquire(store, me)
+    with store.write():
+        assert lease.check(store, me) == (me,)
 
 
 WRITER = """

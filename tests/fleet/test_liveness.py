@@ -119,8 +119,8 @@ def test_an_outage_is_said_once_when_an_interval_is_over() -> None:
         messages += [(second, text) for text in watch.news(rows)]
     assert len(fallen) == 8
     assert [(second, "8 of 8 devices" in text) for second, text in messages] == [(21, True)]
-    assert watch.take("d3")
-    assert not watch.take("d3")
+    assert watch.take("d3", BEAT_S)
+    assert not watch.take("d3", BEAT_S)
 
 
 def test_a_server_that_stood_still_listens_anew() -> None:

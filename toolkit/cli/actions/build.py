@@ -116,5 +116,6 @@ def _write_page(result: BuildResult, path: Path) -> None:
     """Write the page of the engine that was built."""
     with open_engine(result.path) as engine:
         facts = engine_facts(engine)
-    report = build_text(result)
-    write_page(path, engine_page(facts, notes=result.notes, gpu=result.gpu, report=report))
+    report, gains = build_text(result), result.gains
+    page = engine_page(facts, notes=result.notes, gpu=result.gpu, gains=gains, report=report)
+    write_page(path, page)

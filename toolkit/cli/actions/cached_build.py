@@ -168,6 +168,7 @@ def _refuse_unused(options: Build) -> None:
             ("--resume", calibration.resume),
             ("--workers", calibration.workers),
             ("--equalise", calibration.equalise),
+            ("--round-weights", calibration.round_weights),
             ("--bias-correction", calibration.bias_correction),
             ("--keep-float", calibration.keep_float),
             ("--accept-loss", calibration.accept_loss and not table),

@@ -44,6 +44,7 @@ def range_options(options: CalibrationOptions, workers: Workers | None = None) -
         detector=model,
         labels=labels,
         equalise=options.equalise,
+        round_weights=options.round_weights,
         correct_biases=options.bias_correction,
         keep_float=frozenset(options.keep_float),
     )

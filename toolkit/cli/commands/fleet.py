@@ -17,7 +17,7 @@ from toolkit.cli.command import (
     option,
     part,
 )
-from toolkit.cli.commands.fleet_devices import Devices, device, query
+from toolkit.cli.commands.fleet_devices import Devices, RunKit, device, query
 from toolkit.cli.commands.fleet_rollout import Rollback, rollout
 from toolkit.cli.options.fleet import RegistryOptions, fleet_option
 
@@ -44,7 +44,7 @@ class Init:
     broker: str | None = option(
         "The software of the fleet's MQTT broker, where devices find it, or both: rabbitmq, "
         "192.168.1.10:8883, rabbitmq@192.168.1.10.  [default: mosquitto@127.0.0.1:8883]",
-        metavar="[mosquitto|rabbitmq][@]HOST:PORT",
+        metavar="[mosquitto|rabbitmq|nats][@]HOST:PORT",
     )
     hosts: tuple[str, ...] = option(
         "Another name or address of the broker, for its certificate; repeatable.",
@@ -419,6 +419,7 @@ fleet = group(
         command(Devices, "fleet.devices:devices"),
         device,
         query,
+        command(RunKit, "fleet.farm:run_kit", name="farm"),
         command(Logs, "fleet.logs:logs"),
         audit,
     ),

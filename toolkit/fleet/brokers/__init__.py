@@ -1,1 +1,2 @@
-"""The MQTT broker of a fleet: where it is, the files of mosquitto and RabbitMQ, one for a bench."""
+"""The MQTT broker of a fleet: where it is, the files of mosquitto, RabbitMQ and NATS, one for a
+bench."""

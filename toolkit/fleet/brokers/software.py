@@ -10,6 +10,7 @@ from pathlib import Path
 from device.protocol.mqtt import LinkSettings
 from toolkit.fleet.brokers.dynamic_security import disconnect_device, readmit_device
 from toolkit.fleet.brokers.mosquitto import NOBODY, BrokerFiles, Roster, Software, write_mosquitto
+from toolkit.fleet.brokers.nats import write_nats
 from toolkit.fleet.brokers.rabbitmq import write_rabbitmq
 
 RABBITMQCTL = Path("/usr/lib/rabbitmq/bin/rabbitmqctl")  # the wrapper changes the account
@@ -111,6 +112,19 @@ SOFTWARE: Mapping[Software, BrokerSoftware] = {
         "import_definitions definitions.json`",
         cut="there run `rabbitmqctl eval '" + END_CONNECTIONS.format(users='<<"{device}">>') + "'`",
     ),
+    # nats-server 2.9.10 reads users again at SIGHUP, but clients that are connected then hear
+    # nothing any more of what they have subscribed to with QoS 1.
+    "nats": BrokerSoftware(
+        write_nats,
+        lambda _files, _roster: False,
+        lambda _settings, _device: "NATS ends them when it starts again",
+        None,
+        keeps_accounts=True,
+        run="nats-server -c {folder}/nats.conf",
+        tell="copy {folder}/users.conf to the broker and start nats-server again: devices connect "
+        "again by themselves",
+        cut="start nats-server again",
+    ),
 }
 
 
@@ -139,7 +153,7 @@ def why_not_readmitted(
     """
     software = SOFTWARE[files.software]
     if not software.reload(files, roster):  # its denial may be all that refuses the old certificate
-        return "the broker runs elsewhere, and may not have the newest list of revoked certificates"
+        return "the broker runs elsewhere, or may not have the newest list of revoked certificates"
     return "" if software.readmit is None else software.readmit(settings, device)
 
 

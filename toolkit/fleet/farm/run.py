@@ -124,7 +124,7 @@ class Run:
         settings = self._fleet.link_settings(self._holder, tuple((topic, 1) for topic in topics))
         blob = Blob(self._kit)
         link = Link(settings, queue_putter(events, ended))
-        chunks = ChunkServer(Library(held=(blob,)), link.publish_bulk)
+        chunks = ChunkServer(Library(opened=(blob,)), link.publish_bulk)
         link.start()
         try:
             self._await_link(events)

@@ -6,6 +6,7 @@ the events of a rollout, in any batches, gives the same state and the same actio
 changed nothing may be left out.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
@@ -127,6 +128,30 @@ def replay(spec: v.RolloutSpec, events: Iterable[v.Event]) -> v.RolloutState:
 def accepts(status: v.Status, order: str) -> bool:
     """Whether an order of the operator does something in a status."""
     return any(row == (status, order) for row in STATUS_STEPS)
+
+
+def due_s(spec: v.RolloutSpec, state: v.RolloutState) -> float:
+    """Return when a tick may change something again, after one that has changed nothing."""
+    limits_s = _limits_s(spec)
+    times = [
+        device.since_s + limits_s[device.phase]
+        for device in state.devices.values()
+        if device.phase in limits_s
+    ]
+    if state.status == "scheduled":
+        times.append(spec.start_s)
+    if state.status == "running":
+        group = state.groups[state.group]
+        if group.passed_s is not None:
+            times.append(group.passed_s + spec.soak_s - group.soaked_s)
+        if group.full_s is not None:
+            times.append(group.full_s + spec.timeout_s)
+        if spec.rate is not None and state.credit_s is not None:
+            live = sum(one.counts.get("live", 0) for one in state.groups)
+            wait_s = 60.0 * (1.0 - state.credit) / spec.rate.per_minute(live)
+            begun = state.groups[: state.group + 1]
+            times += [state.credit_s + wait_s] if any("pending" in g.counts for g in begun) else []
+    return min(times, default=math.inf)
 
 
 class _Draft:
@@ -390,13 +415,20 @@ def _keep_to_start(draft: _Draft, at_s: float) -> None:
 
 
 def _time_out(draft: _Draft, at_s: float) -> None:
-    window_s = longest_wait_s(draft.spec.policy)
-    for device in draft.in_phases("sent", "silent", "undoing"):
+    limits_s = _limits_s(draft.spec)
+    for device in draft.in_phases(*limits_s):
         state = draft.devices[device]
-        limit_s = draft.spec.timeout_s + (window_s if state.phase == "sent" else 0.0)
+        limit_s = limits_s[state.phase]
         if at_s - state.since_s >= limit_s:
             what = "not heard for" if state.phase == "silent" else "no final answer within"
             draft.move(device, "timeout", at_s, f"{what} {limit_s:g} s")
+
+
+def _limits_s(spec: v.RolloutSpec) -> Mapping[v.DevicePhase, float]:
+    """Return for how long a device may be in a phase that times out."""
+    limit_s = spec.timeout_s
+    sent_s = limit_s + longest_wait_s(spec.policy)
+    return {"sent": sent_s, "silent": limit_s, "undoing": limit_s}
 
 
 def _judge(draft: _Draft, at_s: float) -> None:

@@ -75,8 +75,10 @@ class Provisioning:
 class Answers:
     """A thread for each kind of request."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, owns: Callable[[str], bool]) -> None:
+        """`owns`: whether a device, or a request of a certificate by its id, is this server's."""
         self._fleet = fleet
+        self._owns = owns
         self._stopped = threading.Event()
         self._library = Library(*(fleet.folder / folder for folder in BUNDLES))
         self._metadata = MetadataServer(fleet.folder / "repository")
@@ -123,6 +125,7 @@ class Answers:
             settings,
             gated(queue_putter(events, self._stopped), RequestGate(FILES_PER_S, MAX_FILES)),
         )
+        asker = settings.subscriptions[0][0].split("/").index("+")  # level of who asks
         link.start()
         while not self._stopped.is_set():
             try:
@@ -131,6 +134,6 @@ class Answers:
                 continue
             if isinstance(event, LinkDown):
                 LOG.warning("%s", event.reason)
-            elif isinstance(event, Message):
+            elif isinstance(event, Message) and self._owns(event.topic.split("/")[asker]):
                 handle(link, event)
         link.close()

@@ -3,10 +3,14 @@
 One round takes what devices reported and what operators ordered, asks the machine, and keeps
 events, new documents and how far the log was carried out in one transaction. Only then is anything
 sent: after a kill at any moment the next server begins with what was kept, and sends it again.
+
+Several servers share the devices. Each takes the reports of its own, and the events of all by the
+log: the machine is pure, so all have the same states. Whoever is first to see what is to be done
+keeps it, and a device's own server sends it.
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -14,12 +18,13 @@ import msgspec
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
-from toolkit.fleet.rollout.machine import step
+from toolkit.fleet.rollout.machine import due_s, step
 from toolkit.fleet.rollout.policy import going_back
 from toolkit.fleet.rollout.reports import event_of, request_of
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
 from toolkit.fleet.server.device_cache import DeviceCache
+from toolkit.fleet.server.shares import owner_of
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
@@ -41,34 +46,34 @@ ENROL = (
 )
 LABEL = "label"  # kind of the log's rows that say that labels have changed
 DOCUMENT = "desired"
+_ROUTING = frozenset({v.Started, v.Joined, v.Begun})  # change which rollout has a device
 EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over
 
 
 @dataclass(slots=True)
 class _Round:
-    """What one round has changed, before it is kept."""
+    """What one round has changed, before it is kept. `before`: the states as other servers have
+    kept them; `sent_to`: devices that they have made documents for."""
 
     states: dict[int, v.RolloutState]
+    before: dict[int, v.RolloutState] = field(default_factory=dict)
+    sent_to: set[str] = field(default_factory=set)
     events: dict[int, list[v.Event]] = field(default_factory=dict)
     actions: list[tuple[int, v.Action]] = field(default_factory=list)
 
 
 class Control:
-    """The rollouts of one fleet. One thread uses it, and holds the lease."""
+    """The rollouts of one fleet. One thread uses it, and holds a lease."""
 
     def __init__(self, database: Database, holder: str, sign: DesiredSigner = encode) -> None:
         """Read the store. `sign` makes the payload of a desired document."""
         self._database = database
         self._holder = holder
         self._sign = sign
-        self._applied = rollouts.applied(database)
-        self._specs = rollouts.load_specs(database)
-        self._states = self._replay()
-        self._owners = owners(self._states)
-        self._releases = rollouts.load_releases(database)
-        self.devices = DeviceCache(database)
-        self._labels = load_labels(database)
-        self.decommissioned = load_decommissioned(database)
+        self._quiet: dict[int, tuple[v.RolloutState, float]] = {}
+        with database.write():
+            self.servers = lease.check(database, holder)
+            self._load()
 
     @property
     def states(self) -> Mapping[int, v.RolloutState]:
@@ -92,12 +97,17 @@ class Control:
         if not changed and not reconnected and not silent and not self._is_due(at_s):
             return []
         with self._database.write():
-            lease.check(self._database, self._holder)
-            this, gone = _Round(dict(self._states)), set(self.decommissioned)
-            self._take_log(this)
+            self._check_lease()
+            at_s = self._database.now_s()  # no earlier than what another server has kept
+            gone = set(self.decommissioned)
+            this = self._follow()
+            self._take_orders(this)
             # What a device said before it left does not bring it back.
             gone = self.decommissioned - gone
-            changed = {name: row for name, row in changed.items() if name not in gone}
+            changed = {
+                name: row for name, row in changed.items() if name not in gone and self.owns(name)
+            }
+            silent = {device for device in silent if self.owns(device)}
             if reconnected:
                 self._begin_waits_anew(this, at_s)
             self._take_reports(this, changed.values(), at_s)
@@ -108,9 +118,11 @@ class Control:
             documents += self._renewed(at_s, but={row.device for row in documents})
             self._keep(this, changed, documents, at_s)
             touch(self._database, sorted(silent))
+            others = this.sent_to - {row.device for row in documents}
+            theirs = rollouts.find_desired(self._database, tuple(filter(self.owns, others)))
         self._states = this.states
         self.devices.take_saved(changed.values())
-        return documents
+        return [*(row for row in documents if self.owns(row.device)), *theirs.values()]
 
     def documents_after(self, device: str) -> list[DesiredRow]:
         """Return the next documents by the ids of their devices; none after the last."""
@@ -120,7 +132,42 @@ class Control:
         """Return the document of a device."""
         return rollouts.find_desired(self._database, (device,)).get(device)
 
+    def renew(self) -> None:
+        """Renew the lease, and keep when devices were last heard, in a write transaction."""
+        self._check_lease()
+        self.devices.save_beats()
+
+    def owns(self, device: str) -> bool:
+        """Whether a device is this server's."""
+        return self.owned(device, self.servers)
+
+    def owned(self, device: str, servers: Sequence[str]) -> bool:
+        """Whether a device is this server's where some servers share them."""
+        return bool(servers) and owner_of(servers, device) == self._holder
+
     # -- reading the store
+
+    def _load(self) -> None:
+        """Read all, as of what was carried out."""
+        self._applied = rollouts.applied(self._database)
+        self._specs = rollouts.load_specs(self._database)
+        self._states = self._replay()
+        self._owners = owners(self._states)
+        self._releases = rollouts.load_releases(self._database)
+        self._labels = load_labels(self._database)
+        self._load_devices()
+
+    def _check_lease(self) -> None:
+        """Renew the lease, and share the devices anew if a server has come or gone."""
+        servers = lease.check(self._database, self._holder)
+        if servers != self.servers:
+            self.devices.save_beats()
+            self.servers = servers
+            self._load_devices()
+
+    def _load_devices(self) -> None:
+        self.devices = DeviceCache(self._database, self.owns)
+        self.decommissioned = load_decommissioned(self._database)
 
     def _replay(self) -> dict[int, v.RolloutState]:
         """Return the states as of what was carried out: later rows are taken as new ones."""
@@ -135,22 +182,59 @@ class Control:
             return True
         if rollouts.first_expiry(self._database) < _renewed_until(at_s):
             return True
-        tick = v.Tick(at_s=at_s)
-        return any(
-            step(self._specs[number], state, [tick]) != (state, ())
-            for number, state in self._states.items()
-            if _is_open(state)
-        )
+        return any(self._is_tick_due(number, at_s) for number in self._states)
+
+    def _is_tick_due(self, number: int, at_s: float) -> bool:
+        """Whether time alone changes a rollout now; until when it does not is remembered."""
+        state = self._states[number]
+        known, until_s = self._quiet.get(number, (None, 0.0))
+        if not _is_open(state) or (known is state and at_s < until_s):
+            return False
+        if step(self._specs[number], state, [v.Tick(at_s=at_s)]) != (state, ()):
+            return True
+        self._quiet[number] = state, due_s(self._specs[number], state)
+        return False
 
     # -- one round, inside its transaction
 
-    def _take_log(self, this: _Round) -> None:
-        """Take what operators have put into the log since the last round."""
+    def _follow(self) -> _Round:
+        """Begin a round with what other servers have carried out since the last one."""
+        carried = rollouts.applied(self._database)
+        rows = log.rows_after(self._database, self._applied, carried)
+        first = next(rows, None)
+        if carried > self._applied and (first is None or first.seq != self._applied + 1):
+            # They were archived meanwhile.
+            self._load()
+            return _Round(dict(self._states), dict(self._states))
+        events: dict[int, list[v.Event]] = {}
+        this = _Round(dict(self._states))
+        for row in (*(() if first is None else (first,)), *rows):
+            if row.kind == log.EVENT:
+                events.setdefault(row.rollout, []).append(v.EVENTS.decode(row.body))
+            elif row.kind == DOCUMENT:
+                this.sent_to.add(msgspec.json.decode(row.body)["device"])
+            elif row.kind == LABEL:
+                self._take_label(row)
+            elif row.kind == DECOMMISSION:
+                self._forget(msgspec.json.decode(row.body)["device"])
+        if events:
+            self._specs.update(rollouts.load_specs(self._database, max(self._specs, default=0)))
+            self._releases = rollouts.load_releases(self._database)
+        for number, told in events.items():
+            self._apply(this, number, told)
+            if not _ROUTING.isdisjoint(map(type, told)) or _waits(self._states, number):
+                self._owners = owners(this.states)
+        this.actions.clear()  # their documents are made
+        this.before = dict(this.states)
+        self._applied = max(self._applied, carried)
+        return this
+
+    def _take_orders(self, this: _Round) -> None:
+        """Take what operators have put into the log, and no server has carried out."""
         self._specs.update(rollouts.load_specs(self._database, max(self._specs, default=0)))
         for row in log.rows_after(self._database, self._applied):
             if row.kind == LABEL:
-                body = msgspec.json.decode(row.body)
-                self._labels[body["device"]] = body["labels"]
+                self._take_label(row)
             if row.kind == DECOMMISSION:
                 self._decommission(this, msgspec.json.decode(row.body)["device"], row.at_s)
             if row.kind == log.EVENT:
@@ -162,12 +246,19 @@ class Control:
                     devices = [member.device for member in event.members]
                     self._take_over(this, row.rollout, devices, event.at_s)
 
-    def _decommission(self, this: _Round, device: str, at_s: float) -> None:
-        """A device has left the fleet: nothing is sent to it, and no rollout waits for it."""
+    def _take_label(self, row: log.LogRow) -> None:
+        body = msgspec.json.decode(row.body)
+        self._labels[body["device"]] = body["labels"]
+
+    def _forget(self, device: str) -> None:
         self.devices.pop(device, None)
         self._owners.pop(device, None)
         self._labels.pop(device, None)
         self.decommissioned.add(device)
+
+    def _decommission(self, this: _Round, device: str, at_s: float) -> None:
+        """A device has left the fleet: nothing is sent to it, and no rollout waits for it."""
+        self._forget(device)
         for number, state in list(this.states.items()):
             known = state.devices.get(device)
             if known is not None and known.phase not in v.GONE:
@@ -360,11 +451,15 @@ class Control:
         self.decommissioned -= back
         # A newer rollout takes devices from older ones, so the older ones are first.
         for number, state in sorted(this.states.items()):
-            before = self._states.get(number, v.RolloutState())
+            before = this.before.get(number, v.RolloutState())
             if before is not state:
                 rollouts.keep_state(database, number, before, state)
                 if _is_open(before) and not _is_open(state):
                     rollouts.save_snapshot(database, number, self._applied, state)
+
+
+def _waits(states: Mapping[int, v.RolloutState], number: int) -> bool:
+    return number in states and states[number].waits
 
 
 def _renewed_until(at_s: float) -> float:

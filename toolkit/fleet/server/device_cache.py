@@ -1,8 +1,8 @@
-"""The devices of a fleet as a server keeps them: of all of them when they were last heard, and the
+"""The devices of a server as it keeps them: of all of them when they were last heard, and the
 rows of those that were heard lately. The others are read from the store when they are asked for."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 
 from toolkit.fleet.rollout.liveness import Voice, place_of
 from toolkit.fleet.store.database import Database
@@ -16,9 +16,10 @@ class DeviceCache(MutableMapping[str, DeviceRow]):
     """Id -> device. What is set here is not in the store: `save_beats` brings it there. One thread
     uses it."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, owns: Callable[[str], bool]) -> None:
+        """`owns`: whether a device is this server's."""
         self._database = database
-        self.voices = {voice.device: voice for voice in load_voices(database)}
+        self.voices = {row.device: row for row in load_voices(database) if owns(row.device)}
         self._rows: OrderedDict[str, DeviceRow] = OrderedDict()  # the one used last is last
         self.unsaved: dict[str, DeviceRow] = {}
 

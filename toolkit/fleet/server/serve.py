@@ -1,8 +1,8 @@
 """`tandem fleet serve`: watches all devices, carries rollouts out, serves what devices fetch.
 
 One thread handles all events. What it decides is in the store before it is sent, so the process
-may be killed at any moment. Of several servers on one store the one with the lease works, the
-others stand by.
+may be killed at any moment. Servers on one store in PostgreSQL share the devices by their ids, and
+take over those of a server whose lease has run out; in SQLite one works, and the others stand by.
 """
 
 import logging
@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -43,6 +43,7 @@ ROUND_S = 0.1  # events are gathered for so long, then carried out together
 STANDBY_S = 1.0
 SEND_AFTER = 64  # events
 AWAY_S = 30.0  # a connection that was away for longer made devices late
+KEPT_S = 30.0  # for so long, what the devices of other servers said
 AGAIN_S = 0.005  # until a message that the connection did not take is handed over again
 _DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -79,7 +80,7 @@ class BareReader:
         return open_told(payload, kind)
 
 
-ServiceFactory = Callable[[Fleet], Service]
+ServiceFactory = Callable[[Fleet, Callable[[str], bool]], Service]
 
 
 def signer_of(fleet: Fleet) -> Callable[[Desired], bytes]:
@@ -105,11 +106,11 @@ def reader_of(fleet: Fleet) -> Reader:
 
 
 # What a server starts beside the rollouts.
-SERVICES: tuple[ServiceFactory, ...] = (Answers, Refresher)
+SERVICES: tuple[ServiceFactory, ...] = (Answers, lambda fleet, _owns: Refresher(fleet))
 
 
 class FleetServer:
-    """The server of one fleet."""
+    """A server of one fleet."""
 
     def __init__(
         self,
@@ -134,9 +135,18 @@ class FleetServer:
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
         self._said_until: str | None = None  # the device up to which all is said again, None: it is
+        self._said_before: tuple[
+            str, ...
+        ] = ()  # servers: what was ours with them is not said again
+        self._control: Control | None = None  # while this server has a lease
+        self._servers: tuple[str, ...] = ()  # that share the devices
+        self._sends_from_s, self._sends_until_s = -math.inf, math.inf  # on the monotonic clock
+        # Device and kind -> when it came, and the newest message of a device of another server.
+        self._others: dict[tuple[str, str], tuple[float, Message]] = {}
         self._heard: dict[str, DeviceRow] = {}  # since the last round that was carried out
         self._is_connected = False
         self._says_again = False  # to each device that connects
+        self._down_since_s = 0.0
         self._away_since_s = -math.inf  # on the clock of `time.monotonic()`
         self._reconnected = False  # after a time in which devices were not heard
         self._unread: set[str] = set()  # devices whose report cannot be read, said once
@@ -159,54 +169,106 @@ class FleetServer:
                 stack.callback(teller.close)
             if not self._await_lease(database, stopped):
                 return
-            self._meters.holds_lease = True
             try:
                 self._work(database, stopped)
             finally:
-                self._meters.holds_lease = False
                 lease.release(database, self._holder)
 
     def _await_lease(self, database: Database, stopped: threading.Event) -> bool:
-        """Wait until no other server works; False: stopped before."""
+        """Wait until this server may work; False: stopped before."""
         warned = False
         while not stopped.is_set():
             if lease.acquire(database, self._holder):
                 return True
             if not warned:
-                row = lease.read_lease(database)
-                LOG.warning("stands by: %s has the lease", row.holder if row else "another server")
+                holders = ", ".join(row.holder for row in lease.read_leases(database))
+                LOG.warning("stands by: %s has the lease", holders or "another server")
                 warned = True
             stopped.wait(STANDBY_S)
         return False
 
     def _work(self, database: Database, stopped: threading.Event) -> None:
-        control = Control(database, self._holder, self._sign)
         every = Topics("+")
         subscriptions = ((every.state, 1), (every.reported, 1), (every.beat, 1))
         settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions, SERVER)
         link = Link(settings, queue_putter(self._events, stopped))
-        services = [make(self._fleet) for make in self._services]
+        services = [make(self._fleet, self._owns) for make in self._services]
         try:
             link.start()
             for service in services:
                 service.start()
-            LOG.info("serves the fleet %s", self._fleet.file.name)
-            renewed_s = time.monotonic()
+            self._down_since_s = time.monotonic()
             while not stopped.is_set():
-                self._round(control, link)
-                if time.monotonic() - renewed_s > lease.LEASE_S / 3:
-                    with database.write():
-                        lease.check(database, self._holder)
-                        control.devices.save_beats()
-                        if self._is_connected:
-                            save_ear(database, self._watch.ear)
-                            save_sample(database, self._watch.ear)
-                    renewed_s = time.monotonic()
+                self._meters.holds_lease = True
+                self._share(database, link, stopped)
+                self._control, self._meters.holds_lease = None, False
+                if not stopped.is_set():
+                    LOG.warning("leaves its devices to other servers until it reaches the broker")
+                    lease.release(database, self._holder)
+                    self._await_broker(stopped)
+                    self._await_lease(database, stopped)
         finally:
+            self._meters.holds_lease = False
             stopped.set()  # nobody takes events any more
             link.close()
             for service in services:
                 service.close()
+
+    def _share(self, database: Database, link: Link, stopped: threading.Event) -> None:
+        """Work until `stopped` is set, or the broker is away and other servers are there."""
+        self._control = control = Control(database, self._holder, self._sign)
+        self._servers, self._heard = control.servers, {}
+        renewed_s = time.monotonic()
+        # The others have noticed this one by then, and send nothing to its devices.
+        self._sends_from_s = renewed_s + lease.LEASE_S if len(control.servers) > 1 else renewed_s
+        self._sends_until_s = renewed_s + lease.LEASE_S
+        LOG.info("serves the fleet %s", self._fleet.file.name)
+        while not stopped.is_set() and not self._is_cut_off(control):
+            self._round(control, link)
+            asked_s = time.monotonic()
+            if asked_s - renewed_s > lease.LEASE_S / 3:
+                with database.write():
+                    control.renew()
+                    if self._is_connected:
+                        save_ear(database, self._watch.ear)
+                        save_sample(database, self._watch.ear)
+                renewed_s, self._sends_until_s = asked_s, asked_s + lease.LEASE_S
+                self._forget_others(asked_s)
+
+    def _owns(self, device: str) -> bool:
+        """Whether what a device asks is this server's to answer."""
+        return self._control is not None and self._control.owns(device)
+
+    def _is_cut_off(self, control: Control) -> bool:
+        is_away = not self._is_connected and len(control.servers) > 1
+        return is_away and time.monotonic() - self._down_since_s > lease.LEASE_S
+
+    def _await_broker(self, stopped: threading.Event) -> None:
+        while not self._is_connected and not stopped.is_set():
+            with suppress(queue.Empty):
+                event = self._events.get(timeout=STANDBY_S)
+                if not isinstance(event, Message):
+                    self._take_link(event)
+
+    def _take_share(self, control: Control) -> None:
+        """Servers have come or gone: take what the devices said that are this one's now."""
+        LOG.info("shares the fleet with %d other servers", len(control.servers) - 1)
+        self._said_before = self._servers if self._said_until is None else ()
+        self._said_until = ""
+        self._heard = {name: row for name, row in self._heard.items() if control.owns(name)}
+        self._unsent = {name: sent for name, sent in self._unsent.items() if control.owns(name)}
+        self._watch.begin(time.time())
+        for (device, kind), (_came_s, message) in list(self._others.items()):
+            if control.owns(device):
+                del self._others[device, kind]
+                # Its server may have heard it: it proves as much as what the broker has retained.
+                self._take_message(replace(message, retained=True), control)
+
+    def _forget_others(self, now_s: float) -> None:
+        for key, (came_s, _message) in list(self._others.items()):
+            if now_s - came_s < KEPT_S:
+                return  # the oldest are first
+            del self._others[key]
 
     def _gather(self, control: Control, link: Link) -> tuple[int, float]:
         """Take events for a moment; return how many, and when the first one was taken."""
@@ -225,6 +287,9 @@ class FleetServer:
 
     def _round(self, control: Control, link: Link) -> None:
         """Gather events for a moment, carry them out, send what they ask for."""
+        if self._servers and control.servers != self._servers:
+            self._take_share(control)
+        self._servers = control.servers
         if self._behind <= 0:
             self._behind, self._asked_s = self._events.qsize(), time.time()
         taken, first_s = self._gather(control, link)
@@ -244,7 +309,7 @@ class FleetServer:
         known = set(control.decommissioned)
         for row in control.advance(self._heard, reconnected=self._reconnected, silent=silent):
             self._unsent[row.device] = row.document.encode()
-        for device in control.decommissioned - known:
+        for device in filter(control.owns, control.decommissioned - known):
             self._unsent[device] = b""  # the broker forgets what it shall run
         self._heard, self._reconnected = {}, False
         self._meters.store.observe(time.monotonic() - begun_s)
@@ -255,6 +320,12 @@ class FleetServer:
             self._meters.delay.observe(time.monotonic() - first_s, taken)
 
     def _take(self, event: LinkEvent, control: Control) -> None:
+        if isinstance(event, Message):
+            self._take_message(event, control)
+        else:
+            self._take_link(event)
+
+    def _take_link(self, event: LinkUp | LinkDown) -> None:
         if isinstance(event, LinkUp):
             LOG.info("connected with MQTT %s", event.mqtt_version)
             self._is_connected = True
@@ -264,18 +335,22 @@ class FleetServer:
             self._says_again = event.mqtt_version == "3.1.1"
             self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
-            self._said_until = ""
+            self._said_until, self._said_before = "", ()
             self._unsent = {device: empty for device, empty in self._unsent.items() if not empty}
-        elif isinstance(event, LinkDown):
-            LOG.warning("%s", event.reason)
-            if self._is_connected:
-                self._is_connected, self._away_since_s = False, time.monotonic()
-        else:
-            self._take_message(event, control)
+            return
+        LOG.warning("%s", event.reason)
+        if self._is_connected:
+            self._is_connected, self._away_since_s = False, time.monotonic()
+            self._down_since_s = self._away_since_s
 
     def _take_message(self, message: Message, control: Control) -> None:
         device, _, kind = message.topic.removeprefix(f"{PREFIX}/").partition("/")
         if not message.payload or not _DEVICE.match(device):
+            return
+        if not control.owns(device):
+            if not message.retained:
+                self._others.pop((device, kind), None)
+                self._others[device, kind] = time.monotonic(), message
             return
         row = self._heard.get(device) or control.devices.get(device)
         if row is None and device in control.decommissioned and not _is_back(kind, message):
@@ -291,7 +366,10 @@ class FleetServer:
             return
         self._unread.discard(device)
         self._meters.count(kind)
-        is_back = after.heard_s != row.heard_s and self._watch.take(device)
+        is_heard = after.heard_s != row.heard_s
+        is_back = (is_heard or device not in control.devices.voices) and self._watch.take(
+            device, after.beat_s
+        )
         says_news = (after.state, after.reported) != (row.state, row.reported)
         is_birth = self._says_again and _is_birth(row.state, after.state)
         if is_birth and (desired := control.document_of(device)) is not None:
@@ -326,9 +404,11 @@ class FleetServer:
         return replace(row, beat=beat.counter, beat_at=beat.at, heard_s=now_s)
 
     def _send(self, control: Control, link: Link) -> None:
-        """Publish documents as far as the connection takes them."""
+        """Publish documents as far as the connection takes them, while the lease is certain."""
         while self._is_sending(control):
             for device in list(self._unsent):
+                if not self._sends_from_s <= time.monotonic() < self._sends_until_s:
+                    return
                 payload = self._unsent[device]
                 if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
                     return  # down, or its queue is full: later
@@ -338,7 +418,11 @@ class FleetServer:
         """Whether something is to be sent; after all that is new, more of what is said again."""
         if not self._unsent and self._said_until is not None:
             rows = control.documents_after(self._said_until)
-            self._unsent = {row.device: row.document.encode() for row in rows}
+            self._unsent = {
+                row.device: row.document.encode()
+                for row in rows
+                if control.owns(row.device) and not control.owned(row.device, self._said_before)
+            }
             self._said_until = rows[-1].device if rows else None
         return bool(self._unsent)
 

@@ -4,10 +4,11 @@ Devices of one place fall silent one by one, as their beats are spread: so one s
 interval after the first of them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
 
-from toolkit.fleet.rollout.liveness import Ear, Outage, Voice, judge, outages
+from toolkit.fleet.rollout.liveness import LISTENED, Ear, Outage, Voice, judge, outages
 from toolkit.fleet.server.times import utc
 
 LOOK_S = 1.0  # between two looks at all devices
@@ -24,10 +25,12 @@ class Watch:
         self._unsaid: set[str] = set()
         self._said_s = 0.0  # when the silence of `_unsaid` is said
         self._looked_s = 0.0
+        self._due_s = 0.0  # before it nobody can have fallen silent
 
     def begin(self, now_s: float) -> None:
         """A connection begins: what was said before it was not heard."""
         self.ear = Ear(now_s, now_s)
+        self._due_s = 0.0
 
     def caught_up(self, now_s: float) -> None:
         """All that came until now was heard."""
@@ -36,8 +39,10 @@ class Watch:
         else:
             self.begin(now_s)
 
-    def take(self, device: str) -> bool:
-        """A device is heard; return whether it was silent."""
+    def take(self, device: str, beat_s: float) -> bool:
+        """A device speaks, and will again within `beat_s`; return whether it was silent."""
+        if beat_s > 0.0:
+            self._due_s = min(self._due_s, self.ear.until_s + LISTENED * beat_s)
         was_silent = device in self._silent
         self._silent.discard(device)
         self._unsaid.discard(device)
@@ -45,15 +50,20 @@ class Watch:
 
     def fallen_silent(self, voices: Iterable[Voice]) -> Set[str]:
         """Return the devices that have fallen silent since the last look."""
-        if 0.0 <= self.ear.until_s - self._looked_s < LOOK_S:
+        now_s = self.ear.until_s
+        if 0.0 <= now_s - self._looked_s < LOOK_S or now_s < self._due_s:
             return set()
-        self._looked_s = self.ear.until_s
-        fallen = {
-            voice.device: voice.beat_s
-            for voice in voices
-            if voice.device not in self._silent
-            and judge(voice.heard_s, voice.beat_s, self.ear) == "silent"
-        }
+        self._looked_s, self._due_s, fallen = now_s, math.inf, {}
+        for voice in voices:
+            if voice.beat_s <= 0.0 or voice.device in self._silent:
+                continue
+            liveness = judge(voice.heard_s, voice.beat_s, self.ear)
+            if liveness == "silent":
+                fallen[voice.device] = voice.beat_s
+            else:
+                until_s = voice.heard_s + voice.beat_s if liveness == "alive" else 0.0
+                due_s = max(until_s, self.ear.since_s + LISTENED * voice.beat_s)
+                self._due_s = min(self._due_s, due_s)
         if fallen and not self._unsaid:
             self._said_s = self.ear.until_s + max(fallen.values())
         self._silent |= fallen.keys()

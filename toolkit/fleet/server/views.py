@@ -128,8 +128,7 @@ def rollout_views(database: Database, numbers: Iterable[int] = ()) -> list[Rollo
     rows = database.rows(
         f"SELECT number, spec, summary, created_s FROM rollouts{condition} ORDER BY number", *chosen
     )
-    row = lease.read_lease(database)
-    server = row is not None and row.remaining_s > 0.0
+    server = lease.is_served(database)
     return [
         _rollout_view(
             database, number, msgspec.json.decode(spec, type=v.RolloutSpec),
@@ -295,11 +294,11 @@ class FleetView(_View, frozen=True, kw_only=True):
 
 def fleet_view(database: Database) -> FleetView:
     """Return the whole fleet in figures."""
-    ear, row = load_ear(database), lease.read_lease(database)
+    ear = load_ear(database)
     return FleetView(
         counts=fleet_counts(database, ear),
         heard=utc(ear.until_s),
-        server=row is not None and row.remaining_s > 0.0,
+        server=lease.is_served(database),
         change=last_change(database),
     )
 

@@ -41,7 +41,7 @@ class Dialect:
     what begins a write transaction, of which there is one at a time; `append_only`: what keeps the
     log from being changed, but for rows that a checkpoint covers, which may be deleted;
     `to_3`: what takes the triggers of older stores away; `position`: the function (text, part) that
-    is 0 where the part is not in the text."""
+    is 0 where the part is not in the text; `shares`: several servers may work on it."""
 
     name: str
     connect: Callable[[str], Connection]
@@ -52,6 +52,7 @@ class Dialect:
     append_only: tuple[str, ...]
     to_3: tuple[str, ...]
     position: str
+    shares: bool
 
 
 def _connect_sqlite(path: str) -> Connection:
@@ -113,6 +114,7 @@ SQLITE = Dialect(
     ),
     to_3=("DROP TRIGGER log_no_update", "DROP TRIGGER log_no_delete"),
     position="instr",
+    shares=False,
 )
 POSTGRESQL = Dialect(
     name="postgresql",
@@ -135,6 +137,7 @@ POSTGRESQL = Dialect(
     ),
     to_3=("DROP TRIGGER log_no_change ON log", "DROP FUNCTION log_is_append_only()"),
     position="strpos",
+    shares=True,
 )
 # Scheme of the store's URL -> its dialect.
 SCHEMES: Mapping[str, Dialect] = {

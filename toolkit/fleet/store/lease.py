@@ -1,7 +1,9 @@
-"""The lease: of several servers on one store one sends, and another takes over when it is gone.
+"""The leases: which servers share a fleet. One that is gone loses its lease, and the others take
+its devices over.
 
-A holder's name says where its process is. One on the same machine that is gone need not be waited
-for: a server that was killed and started again goes on at once.
+In PostgreSQL any number of servers have one each; in SQLite one server has the only one, and others
+stand by. A holder's name says where its process is. One on the same machine that is gone need not
+be waited for.
 """
 
 import os
@@ -13,13 +15,14 @@ from toolkit.errors import RolloutError
 from toolkit.fleet.store.database import Database
 
 LEASE_S = 5.0
-NAME = "server"
+ALONE = "server"  # name of the lease of a server of before leases were shared
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """Who holds the lease, and for how much longer in seconds (0 or less: it has run out)."""
+    """Who holds a lease, and for how much longer in seconds (0 or less: it has run out)."""
 
+    name: str
     holder: str
     remaining_s: float
 
@@ -48,44 +51,61 @@ def _is_gone(holder: str) -> bool:
     return False
 
 
-def read_lease(database: Database) -> LeaseRow | None:
-    """Return the lease, None if nobody ever held it."""
-    rows = database.rows(
-        f"SELECT holder, until_s - {database.dialect.now_s} FROM lease WHERE name = ?", NAME
-    )
-    return LeaseRow(str(rows[0][0]), float(rows[0][1])) if rows else None
+def read_leases(database: Database) -> list[LeaseRow]:
+    """Return all leases by their holders; those that have run out, too."""
+    return [
+        LeaseRow(str(name), str(holder), float(remaining_s))
+        for name, holder, remaining_s in database.rows(
+            f"SELECT name, holder, until_s - {database.dialect.now_s} FROM lease ORDER BY holder"
+        )
+    ]
+
+
+def is_served(database: Database) -> bool:
+    """Whether a server works."""
+    return any(row.remaining_s > 0.0 for row in read_leases(database))
 
 
 def acquire(database: Database, holder: str) -> bool:
-    """Take or renew the lease; False if another server has it."""
+    """Take or renew a lease; False if another server has the only one."""
     with database.write():
-        row = read_lease(database)
-        is_held = row is not None and row.holder != holder and row.remaining_s > 0.0
-        if row is not None and is_held and not _is_gone(row.holder):
+        others = [row for row in _living(database) if row.holder != holder]
+        if others and (not database.dialect.shares or any(row.name == ALONE for row in others)):
             return False
-        now_s = database.now_s()
         database.run(
             "INSERT INTO lease VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
-            " holder = excluded.holder, until_s = excluded.until_s",
-            NAME, holder, now_s + LEASE_S,
+            " until_s = excluded.until_s",
+            holder, holder, database.now_s() + LEASE_S,
         )  # fmt: skip
         return True
 
 
-def check(database: Database, holder: str) -> None:
-    """Renew the lease inside a write transaction; RolloutError if another server has it.
+def check(database: Database, holder: str) -> tuple[str, ...]:
+    """Renew a lease inside a write transaction, and end those that have run out; return who has
+    one. RolloutError: the other servers have ended this one's.
 
-    So nothing is kept, and nothing is sent, by a server that was thought dead.
+    So nothing is kept by a server that was thought dead, and all agree on who lives.
     """
     changed = database.run(
         f"UPDATE lease SET until_s = {database.dialect.now_s} + ? WHERE name = ? AND holder = ?",
-        LEASE_S, NAME, holder,
+        LEASE_S, holder, holder,
     )  # fmt: skip
     if changed != 1:
         raise RolloutError("another server has taken over this fleet: this one stops")
+    return tuple(row.holder for row in _living(database, holder))
+
+
+def _living(database: Database, me: str = "") -> list[LeaseRow]:
+    """Return the leases of servers that live, and delete the others, in a write transaction."""
+    rows = read_leases(database)
+    dead = [
+        row for row in rows if row.holder != me and (row.remaining_s <= 0.0 or _is_gone(row.holder))
+    ]
+    database.run_many("DELETE FROM lease WHERE name = ?", [(row.name,) for row in dead])
+    return [row for row in rows if row not in dead]
 
 
 def release(database: Database, holder: str) -> None:
-    """Give the lease back, so that another server need not wait."""
+    """Give a lease back, so that nobody need wait."""
     with database.write():
-        database.run("DELETE FROM lease WHERE name = ? AND holder = ?", NAME, holder)
+        database.run("DELETE FROM lease WHERE name = ? AND holder = ?", holder, holder)

@@ -96,13 +96,13 @@ def head(database: Database) -> tuple[int, str]:
     return (int(rows[0][0]), str(rows[0][1])) if rows else (0, GENESIS)
 
 
-def rows_after(database: Database, seq: int) -> Iterator[LogRow]:
-    """Yield the rows after a number, in their order."""
+def rows_after(database: Database, seq: int, last: int = 2**62) -> Iterator[LogRow]:
+    """Yield the rows after a number, up to the last one, in their order."""
     while True:
         page = database.rows(
             "SELECT seq, at_s, who, rollout, kind, body, hash FROM log WHERE seq > ?"
-            " ORDER BY seq LIMIT ?",
-            seq, PAGE,
+            " AND seq <= ? ORDER BY seq LIMIT ?",
+            seq, last, PAGE,
         )  # fmt: skip
         for row in page:
             yield LogRow(*row)

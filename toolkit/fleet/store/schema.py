@@ -90,7 +90,7 @@ TO_5 = (
 
 TABLES = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
-    # One row for each server's right to send; there is one, named "server".
+    # One row for each server that works.
     "CREATE TABLE lease (name TEXT PRIMARY KEY, holder TEXT NOT NULL,"
     " until_s DOUBLE PRECISION NOT NULL)",
     # `hash`: SHA-256 of the hash before and this row. `rollout`: 0 for what concerns none.

@@ -242,7 +242,6 @@ def _window(spec: v.RolloutSpec) -> str:
 
 def server_notice(database: Database) -> Html:
     """Return a warning where no server carries orders out."""
-    row = lease.read_lease(database)
-    if row is not None and row.remaining_s > 0.0:
+    if lease.is_served(database):
         return Html("")
     return paragraph("No server runs: orders wait until `tandem fleet serve` does.", "notice waits")

@@ -1,0 +1,222 @@
+"""Several servers share a fleet: who has which device, and what holds when they come and go."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from fleet_server_fixtures import device_row, release, report, write_fleet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from device.protocol.documents import Desired, Reported, StateDocument, encode
+from device.protocol.mqtt import LinkUp, Message
+from device.protocol.topics import Topics
+from toolkit.errors import RolloutError
+from toolkit.fleet.fleet_folder import load_fleet
+from toolkit.fleet.rollout import values as v
+from toolkit.fleet.server import control as control_module
+from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.operations import make_plan, order, start_rollout
+from toolkit.fleet.server.serve import FleetServer
+from toolkit.fleet.server.shares import owner_of
+from toolkit.fleet.store import lease, log, rollouts
+from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.dialects import SQLITE
+from toolkit.fleet.store.rollouts import DesiredRow
+
+DEVICES = tuple(f"d{number}" for number in range(5))
+
+
+def test_devices_are_shared_evenly_and_only_those_of_a_lost_server_move() -> None:
+    devices = [f"board-{number}" for number in range(3000)]
+    before = {device: owner_of(("a", "b", "c"), device) for device in devices}
+    assert all(900 < count < 1100 for count in Counter(before.values()).values())
+    after = {device: owner_of(("a", "c"), device) for device in devices}
+    assert {before[device] for device in devices if before[device] != after[device]} == {"b"}
+
+
+def take_lease(store: Database, name: str) -> None:
+    """A lease beside others, as PostgreSQL gives it."""
+    with store.write():
+        until_s = store.now_s() + 3600.0
+        store.run("INSERT INTO lease VALUES (?, ?, ?)", name, name, until_s)
+
+
+def end_lease(store: Database, name: str) -> None:
+    with store.write():
+        store.run("UPDATE lease SET until_s = 0 WHERE name = ?", name)
+
+
+class Fleet:
+    """Servers on one store, and a broker that is a dictionary: what it retains of each device."""
+
+    def __init__(self, store: Database) -> None:
+        self.store = store
+        self.servers: dict[str, Control] = {}
+        self.inboxes: dict[str, dict[str, Reported]] = {}  # what a server has heard and not taken
+        self.shares: dict[str, tuple[str, ...]] = {}
+        self.reported: dict[str, Reported] = {}
+        self.desired: dict[str, Desired] = {}
+
+    def join(self, name: str) -> None:
+        take_lease(self.store, name)
+        self.servers[name] = Control(self.store, name)
+        self.inboxes[name] = dict(self.reported)
+        self.shares[name] = ()
+
+    def kill(self, name: str) -> None:
+        end_lease(self.store, name)
+        del self.servers[name]
+
+    def say(self, device: str, reported: Reported) -> None:
+        self.reported[device] = reported
+        for name in self.servers:
+            self.inboxes[name][device] = reported
+
+    def round(self, name: str) -> None:
+        control, inbox = self.servers[name], self.inboxes[name]
+        own = {d: device_row(d, inbox.pop(d)) for d in list(inbox) if control.owns(d)}
+        self.publish(control, control.advance(own))
+        if control.servers != self.shares[name]:
+            inbox.update({d: row.reported for d, row in own.items() if not control.owns(d)})
+            before, self.shares[name] = self.shares[name], control.servers
+            rows = [r for r in control.documents_after("") if control.owns(r.device)]
+            self.publish(control, [r for r in rows if not control.owned(r.device, before)])
+
+    def publish(self, control: Control, rows: Sequence[DesiredRow]) -> None:
+        for row in rows:
+            assert control.owns(row.device)
+            desired = msgspec.json.decode(row.document, type=Desired)
+            known = self.desired.get(row.device)
+            assert known is None or known.counter <= desired.counter
+            self.desired[row.device] = desired
+
+    def settle(self) -> None:
+        for _ in range(3):
+            for name in self.servers:
+                self.round(name)
+
+
+def act(fleet: Fleet, data: st.DataObject, step: int) -> None:
+    """One random thing that happens to a fleet."""
+    what = data.draw(
+        st.sampled_from(["start", "answer", "answer", "round", "kill", "join", "order"])
+    )
+    letter = "123456789abcdef"[step % 15]
+    if what == "start":
+        groups = data.draw(st.sampled_from([("rest",), ("d0", "rest"), ("50%", "rest")]))
+        spec = v.RolloutSpec(key=f"k{letter}", release=release(letter), groups=groups)
+        start_rollout(fleet.store, spec, make_plan(fleet.store, spec), Path("/new"), "ana")
+    elif what == "answer" and fleet.desired:
+        device = data.draw(st.sampled_from(sorted(fleet.desired)))
+        desired = fleet.desired[device]
+        phase = data.draw(st.sampled_from(["live", "refused", "downloading"]))
+        fleet.say(device, report(desired.release.blob.sha256[0], phase, desired.request))
+    elif what == "kill" and len(fleet.servers) > 1:
+        fleet.kill(data.draw(st.sampled_from(sorted(fleet.servers))))
+    elif what == "join" and len(fleet.servers) < 3:
+        fleet.join(f"s{step}")
+    elif what == "order" and (numbers := sorted(rollouts.load_specs(fleet.store))):
+        word = data.draw(st.sampled_from(["pause", "resume", "abort", "rollback"]))
+        with suppress(RolloutError):  # it means nothing now
+            order(fleet.store, data.draw(st.sampled_from(numbers)), word, "")
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_no_order_is_lost_or_given_twice_whichever_servers_are_killed(data: st.DataObject) -> None:
+    """Rollouts, answers, orders, kills and new servers in any order: each device has got the newest
+    document that was made for it, by its own server, and each was made once; all servers, and the
+    replayed log, have the same states."""
+    store = Database(SQLITE, ":memory:", "memory")
+    fleet = Fleet(store)
+    fleet.join("a")
+    fleet.join("b")
+    for device in DEVICES:
+        fleet.say(device, report())
+    fleet.settle()
+    for step in range(data.draw(st.integers(5, 20))):
+        act(fleet, data, step)
+        fleet.round(data.draw(st.sampled_from(sorted(fleet.servers))))
+    fleet.settle()
+    made: dict[str, list[tuple[int, bool]]] = {}
+    for row in log.rows_after(store, 0):
+        if row.kind == control_module.DOCUMENT:
+            body = msgspec.json.decode(row.body)
+            made.setdefault(body["device"], []).append((row.rollout, body["undo"]))
+    assert all(len(set(rows)) == len(rows) for rows in made.values()), made
+    assert {device: row.counter for device, row in fleet.desired.items()} == {
+        row.device: row.counter for row in rollouts.desired_page(store)
+    }
+    for number, spec in rollouts.load_specs(store).items():
+        state = rollouts.load_state(store, number, spec)
+        assert all(control.states[number] == state for control in fleet.servers.values())
+    log.verify(store)
+    store.close()
+
+
+class Sent:
+    """A connection that takes what is published."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+
+    def publish(self, topic: str, *_words: object, **_rest: object) -> bool:
+        self.topics.append(topic)
+        return True
+
+
+@pytest.fixture
+def store() -> Iterator[Database]:
+    database = Database(SQLITE, ":memory:", "memory")
+    yield database
+    database.close()
+
+
+def test_what_devices_said_while_their_server_died_is_taken_by_the_next(
+    store: Database, tmp_path: Path
+) -> None:
+    """A report came after the other server was killed, and before anybody knew that it was."""
+    for name in ("a", "b"):
+        take_lease(store, name)
+    control, link = Control(store, "a"), Sent()
+    server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
+    server._events.put(LinkUp(1, "5"))
+    for device in DEVICES:
+        topics = Topics(device)
+        online = encode(StateDocument(state="online", session=1))
+        server._events.put(Message(topics.state, online))
+        server._events.put(Message(topics.reported, encode(report("a"))))
+    server._round(control, link)
+    own = {device for device in DEVICES if owner_of(("a", "b"), device) == "a"}
+    assert set(control.devices) == own != set(DEVICES)
+    end_lease(store, "b")
+    with store.write():
+        control.renew()
+    server._round(control, link)
+    assert set(control.devices) == set(DEVICES)
+    assert all(control.devices[device].reported is not None for device in DEVICES)
+    assert {row[0] for row in store.rows("SELECT id FROM devices WHERE reported = 1")} == set(
+        DEVICES
+    )
+
+
+def test_a_server_whose_lease_may_have_ended_sends_nothing(store: Database, tmp_path: Path) -> None:
+    """It was stopped for a while: another server may have sent something newer."""
+    assert lease.acquire(store, "me")
+    server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
+    control, link = Control(store, "me"), Sent()
+    server._events.put(LinkUp(1, "5"))
+    server._events.put(Message(Topics("d0").reported, encode(report())))
+    server._round(control, link)
+    spec = v.RolloutSpec(key="k", release=release("a"), groups=("rest",))
+    start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
+    server._sends_until_s = 0.0
+    server._round(control, link)
+    assert link.topics == []
+    server._sends_until_s = float("inf")  # it was renewed
+    server._round(control, link)
+    assert link.topics == [Topics("d0").desired]
