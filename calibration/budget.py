@@ -220,6 +220,7 @@ class Search:
         return self.macs[node] + self._node_weight * average
 
     def fits(self, value: float) -> bool:
+        """Return True if a value is at least the limit."""
         return value >= self.limit  # false for NaN
 
     def spent(self) -> bool:
@@ -256,6 +257,7 @@ class Search:
 
 
 def check_work(macs: Mapping[str, float], max_trials: int) -> None:
+    """Raise CalibrationError unless two trials are allowed and each node's MACs are finite."""
     if not macs:
         raise CalibrationError("the model has no node that can be INT8: there is nothing to budget")
     invalid = next((name for name, work in macs.items() if not 0.0 <= work < math.inf), None)

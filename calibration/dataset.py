@@ -27,6 +27,7 @@ from calibration.errors import CalibrationError
 from calibration.iterable import iterable_dataset
 from calibration.samples import Dataset, Divisible, Skipped, batched, memory_dataset
 from device.errors import SourceError
+from device.files import blocks_of, sha256_of
 
 __all__ = [
     "Dataset",
@@ -46,8 +47,6 @@ LoadPicture = Callable[[Path], NDArray[Any]]
 
 PICTURES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 ARRAYS = frozenset({".npy", ".npz"})
-
-_BLOCK = 1 << 20  # bytes
 
 
 def open_dataset(
@@ -176,9 +175,8 @@ class _Files:
                 if not self._whole:  # a file of many samples is in many parts, and read once
                     digest.update(self._file_sha256(file.path).encode())
                     continue
-                with file.path.open("rb") as stream:
-                    while block := stream.read(_BLOCK):
-                        digest.update(block)
+                for block in blocks_of(file.path):
+                    digest.update(block)
             except OSError as error:
                 raise CalibrationError(
                     f"{file.path}: cannot read the calibration data ({error.strerror}): check that "
@@ -188,11 +186,7 @@ class _Files:
 
     def _file_sha256(self, path: Path) -> str:
         if path not in self._hashes:
-            digest = hashlib.sha256()
-            with path.open("rb") as stream:
-                while block := stream.read(_BLOCK):
-                    digest.update(block)
-            self._hashes[path] = digest.hexdigest()
+            self._hashes[path] = sha256_of(path)
         return self._hashes[path]
 
 

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
 from calibration.observer import ALL_BINS, MIN_EXPONENT, Histogram, exponent_of, merge
-from calibration.table import Sha256
-from device.files import replacing
+from calibration.table import Sha256, read_whole, write_whole
 
 MAGIC = b"TNDMOBS\n"
 MAX_ELEMENTS = 1 << 62
@@ -166,26 +165,13 @@ def decode_state(data: bytes, where: str) -> State:
 
 
 def read_state(path: Path) -> State:
-    """Read a state from a file."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CalibrationError(
-            f"{path}: cannot read the calibration state ({error.strerror}): check the path"
-        ) from error
-    return decode_state(data, str(path))
+    """Read a state from a file. Raises CalibrationError: it cannot be read, or is no state."""
+    return decode_state(read_whole(path, "calibration state"), str(path))
 
 
 def write_state(path: Path, state: State) -> None:
-    """Write the state so that `path` holds either the old or the new file, whatever happens."""
-    try:
-        with replacing(path) as file:
-            file.write(encode_state(state))
-    except OSError as error:
-        raise CalibrationError(
-            f"{path}: cannot write the calibration state ({error.strerror}): check that the folder "
-            "exists, is writable and has space left"
-        ) from error
+    """Write a state as `write_whole` does."""
+    write_whole(path, "calibration state", encode_state(state))
 
 
 def _packed(name: str, histogram: Histogram) -> _Tensor:

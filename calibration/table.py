@@ -3,7 +3,7 @@
 Format 1 holds the ranges of an unchanged model; format 2 also holds the adjustments of its weights
 (`Adjustments`), so that ranges and weights stay together; format 3 also holds the preprocessing of
 the images, and adjustments if there are any. Format 4 is one whose calibration lost too much: no
-older version reads it, and no build takes it in silence.
+older version reads it, and no build takes it in silence. Format 5 also holds rounded weights.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, UnsetType
 from calibration.errors import CalibrationError
 from device.engine.manifest import IMPORTED
 from device.engine.preprocessing import Preprocessing
-from device.files import replacing
+from device.files import replace_file
 
 QMAX = 127.0
 """Symmetric INT8 uses -127 to 127."""
@@ -28,7 +28,7 @@ MAX_AMAX = 3.4028234663852886e38
 MIN_AMAX = QMAX * 2.0**-126
 """Below this the scale amax / 127 would not be a normal float32."""
 
-FORMATS = (1, 2, 3, 4)
+FORMATS = (1, 2, 3, 4, 5)
 # A list of numbers over several lines; JSON strings hold no line feed.
 _NUMBERS = re.compile(rb"\[\n[-+.0-9eE,\s]*\]")
 
@@ -47,15 +47,17 @@ class Adjustments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     `equalised`: tensor -> factors per channel (axis 1). The tensor is divided by them: weight and
     bias of its producer are divided, the weight of its consumer is multiplied. `biases`: node ->
-    values added to its bias, per output channel. The numbers are rounded before anything is
-    measured with them, so they are exact. Equalisation comes first.
+    values added to its bias, per output channel. `rounded`: node -> how its weight in INT8 differs
+    from the nearest integers (`toolkit.quantize.corrections.rounding`). The numbers are rounded
+    before anything is measured with them, so they are exact. Equalisation comes first.
     """
 
     equalised: dict[Name, tuple[float, ...]] = {}
     biases: dict[Name, tuple[float, ...]] = {}
+    rounded: dict[Name, Name] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if not self.equalised and not self.biases:
+        if not self.equalised and not self.biases and not self.rounded:
             raise CalibrationError(
                 "the calibration table's adjustments name no tensor and no node: leave them out, "
                 "or calibrate again"
@@ -73,12 +75,12 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     `samples`: how many were run; 0 only for a dummy and if `method` is IMPORTED. `data_sha256`,
     `model_sha256`: of the data set or imported file, and of the model file, 64 lowercase
     hexadecimal digits. `keep_float`: nodes that stay in floating point. `dummy`: the ranges were
-    not measured; for timing only. `adjusted`: changes of the model's weights, format 2 or 3.
-    `preprocessing`: image -> input, format 3 or 4; unset where it is not recorded. `refused`: the
-    losses at the outputs that were beyond their limits, format 4 only.
+    not measured; for timing only. `adjusted`: changes of the model's weights, from format 2 on.
+    `preprocessing`: image -> input, from format 3 on; unset where it is not recorded. `refused`:
+    the losses at the outputs that were beyond their limits, from format 4 on.
     """
 
-    format: Literal[1, 2, 3, 4] = 1
+    format: Literal[1, 2, 3, 4, 5] = 1
     method: Name
     samples: Annotated[int, Meta(ge=0)]
     data_sha256: Sha256
@@ -99,7 +101,7 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise CalibrationError(
                 f"the calibration table is of format {self.format}, but has {weights} of weights, "
                 f"{images} of images and {losses} beyond their limits (format 1: none, 2: "
-                "adjustments, 3: a preprocessing, 4: losses): calibrate again"
+                "adjustments, 3: a preprocessing, 4: losses, 5: rounded weights): calibrate again"
             )
         if self.samples == 0 and not self.dummy and self.method != IMPORTED:
             raise CalibrationError(
@@ -142,8 +144,10 @@ def format_of(
     adjusted: Adjustments | UnsetType,
     preprocessing: Preprocessing | UnsetType,
     refused: tuple[str, ...] | UnsetType = UNSET,
-) -> Literal[1, 2, 3, 4]:
+) -> Literal[1, 2, 3, 4, 5]:
     """The oldest format that holds them."""
+    if adjusted and adjusted.rounded:
+        return 5
     if refused:
         return 4
     if preprocessing:
@@ -209,23 +213,34 @@ def _check_row(subject: str, numbers: tuple[float, ...], lower_bound: float) -> 
 
 
 def read_table(path: Path) -> CalibrationTable:
-    """Read a table from a file."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CalibrationError(
-            f"{path}: cannot read the calibration table ({error.strerror}): check the path"
-        ) from error
-    return decode_table(data, str(path))
+    """Read a table from a file. Raises CalibrationError: it cannot be read, or is no table."""
+    return decode_table(read_whole(path, "calibration table"), str(path))
 
 
 def write_table(path: Path, table: CalibrationTable) -> None:
-    """Write the table so that `path` holds either the old or the new file, whatever happens."""
+    """Write a table as `write_whole` does."""
+    write_whole(path, "calibration table", encode_table(table))
+
+
+def read_whole(path: Path, what: str) -> bytes:
+    """Return the bytes of a file; `what` names it in errors. Raises CalibrationError."""
     try:
-        with replacing(path) as file:
-            file.write(encode_table(table))
+        return path.read_bytes()
     except OSError as error:
         raise CalibrationError(
-            f"{path}: cannot write the calibration table ({error.strerror}): check that the folder "
-            "exists, is writable and has space left"
+            f"{path}: cannot read the {what} ({error.strerror}): check the path"
+        ) from error
+
+
+def write_whole(path: Path, what: str, data: bytes) -> None:
+    """Write a file so that `path` holds either the old or the new file, whatever happens.
+
+    Raises CalibrationError.
+    """
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise CalibrationError(
+            f"{path}: cannot write the {what} ({error.strerror}): check that the "
+            "folder exists, is writable and has space left"
         ) from error

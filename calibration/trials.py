@@ -57,6 +57,7 @@ class Trials:
     def measure(
         self, assignment: Assignment, samples: SampleSelection = ALL, errors: Errors | None = None
     ) -> NDArray[np.float64]:
+        """Return the error of each selected sample; infinity where it is not finite."""
         sample_errors = np.asarray((errors or self.errors)(assignment, samples), np.float64)
         self.samples = max(self.samples, sample_errors.size)
         self._runs += sample_errors.size

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from calibration.errors import CalibrationError
-from calibration.table import QMAX, scale_of
-from device.files import replacing
+from calibration.table import QMAX, scale_of, write_whole
 
 Algorithm = Literal[
     "EntropyCalibration2", "MinMaxCalibration", "EntropyCalibration", "LegacyCalibration"
@@ -150,16 +149,8 @@ def decode_cache(text: str, where: str) -> TensorRTCache:
 
 
 def write_cache(path: Path, cache: TensorRTCache) -> None:
-    """Write a cache so that `path` holds either the old or the new file, whatever happens."""
-    data = encode_cache(cache).encode()
-    try:
-        with replacing(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise CalibrationError(
-            f"{path}: cannot write the TensorRT cache ({error.strerror}): check that the folder "
-            "exists, is writable and has space left"
-        ) from error
+    """Write a cache as `calibration.table.write_whole` does."""
+    write_whole(path, "TensorRT cache", encode_cache(cache).encode())
 
 
 def _header(line: str, where: str) -> tuple[str, Algorithm]:

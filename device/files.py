@@ -4,6 +4,8 @@ taken for: a named pipe, a device or a folder in the place of a file neither hol
 
 import contextlib
 import errno
+import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -26,6 +28,7 @@ KINDS: dict[int, str] = {
 
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_BLOCK_BYTES = 1 << 20
 
 
 def disk_problem(path: Path, error: OSError) -> str:
@@ -94,6 +97,32 @@ def _require_regular(status: os.stat_result) -> None:
         raise UnfitFileError(errno.EINVAL, f"it is not a regular file but {KINDS.get(kind, 'odd')}")
 
 
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file, 1 MiB at a time. Raises OSError."""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex. Raises OSError."""
+    digest = hashlib.sha256()
+    for block in blocks_of(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process; wait for others. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yield a new file beside `path` that takes its place, on the disk, when the block is done.
@@ -113,6 +142,12 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a whole file as `replacing` does. Raises OSError."""
+    with replacing(path, mode) as file:
+        file.write(content)
 
 
 def write_synced(path: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:

@@ -101,6 +101,7 @@ class Rows(_Suppressed, frozen=True, kw_only=True, tag="rows"):
 
     @property
     def max_iou(self) -> float | None:
+        """The overlap above which the lower score goes; None: rows do not overlap."""
         return self.iou_threshold if self.suppress else None
 
 
@@ -115,6 +116,7 @@ class ClassRows(_Suppressed, frozen=True, kw_only=True, tag="class_rows"):
 
     @property
     def max_iou(self) -> float | None:
+        """The overlap above which the lower score goes; None: rows do not overlap."""
         return self.iou_threshold if self.suppress else None
 
 

@@ -4,6 +4,7 @@
 """
 
 from typing import Annotated, Literal, Union
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -124,6 +125,12 @@ class FoxgloveSink(Value, frozen=True, kw_only=True, tag="foxglove", tag_field="
     host: str = "127.0.0.1"
     quality: Annotated[int, Meta(ge=1, le=100)] = 85
     models: tuple[str, ...] = ()
+
+    @property
+    def link(self) -> str:
+        """The address that opens Foxglove on this server, as foxglove-sdk gives it."""
+        address = quote(f"ws://{self.host}:{self.port}", safe="")
+        return f"https://app.foxglove.dev?ds=foxglove-websocket&ds.url={address}"
 
 
 class Ros2Sink(Value, frozen=True, kw_only=True, tag="ros2", tag_field="kind"):

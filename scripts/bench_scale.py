@@ -3,6 +3,7 @@
     python -m scripts.bench_scale calibrate [--samples 2000] [--workers 4] [--kill 2]
     python -m scripts.bench_scale builds [--models 3] [--profiles orin-nano-8gb orin-nx-16gb]
     python -m scripts.bench_scale storm [--clients 100000] [--handshake-ms 1.5]
+    python -m scripts.bench_scale farm [--boards 50] [--tactics 220] [--die 5] [--lie 2]
 
 calibrate: a random network over random arrays, by one process and by Dask workers (a process each).
 Of these some are killed with SIGKILL in the middle, and one stands still for three quarters of the
@@ -18,6 +19,10 @@ storm: agents whose broker comes back after an outage, simulated with their own 
 has one core, and takes what came first first: half of `--handshake-ms` for its answer to a client,
 half for the client's answer, and a little for one that has given up. `python -m scripts.bench_fleet
 --row reconnect` measures the figure.
+
+farm: simulated boards (scripts/farm_boards.py) time tactics over a real mosquitto, with signed
+commands and leases in a real store; some die, some lie by 3. Prints whether every time is the true
+one of a board within the error that the table states, and how many messages that took.
 """
 
 import argparse
@@ -35,7 +40,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +49,9 @@ from onnx import TensorProto, helper
 
 from device.protocol.mqtt import BACKOFF_S, pause_s
 from device.protocol.mqtt_connection import CONNECT_TIMEOUT_S
+from scripts.farm_boards import PROFILE, FarmBoard, farm_fleet, mosquitto, simulated, works
+from toolkit.fleet.farm.run import Run, boards_for
+from toolkit.fleet.farm.values import Rules
 
 TANDEM = (sys.executable, "-m", "toolkit.cli")
 GONE_S = 50e-6  # to close a connection whose client has gone
@@ -67,19 +75,26 @@ def main(words: Sequence[str] | None = None) -> int:
     two.add_argument("--samples", type=int, default=64)
     two.add_argument("--profiles", nargs="+", default=["orin-nano-8gb", "orin-nx-16gb"])
     two.add_argument("--precisions", nargs="+", default=["fp16", "int8"])
-    three = commands.add_parser("storm")
-    three.add_argument("--clients", type=int, default=100_000)
-    three.add_argument("--handshake-ms", type=float, default=1.5)
-    three.add_argument("--outage-s", type=float, default=600.0)
+    four = commands.add_parser("storm")
+    four.add_argument("--clients", type=int, default=100_000)
+    four.add_argument("--handshake-ms", type=float, default=1.5)
+    four.add_argument("--outage-s", type=float, default=600.0)
+    three = commands.add_parser("farm")
+    three.add_argument("--boards", type=int, default=50)
+    three.add_argument("--tactics", type=int, default=220)
+    three.add_argument("--a-job", type=int, default=5)
+    three.add_argument("--die", type=int, default=5)
+    three.add_argument("--lie", type=int, default=2)
+    three.add_argument("--lease-s", type=float, default=10.0)
     options = parser.parse_args(words)
     if options.what == "storm":
         print(json.dumps(storm(options.clients, options.handshake_ms / 1000, options.outage_s)))
         return 0
     with tempfile.TemporaryDirectory(prefix="tandem-scale-") as name:
-        measure = calibrate if options.what == "calibrate" else builds
+        measure = {"calibrate": calibrate, "builds": builds, "farm": farm}[options.what]
         figures = measure(Path(name), options)
     print(json.dumps(figures, indent=1))
-    return 0 if figures["same_bytes"] else 1
+    return 0 if figures.get("same_bytes", figures.get("within_error")) else 1
 
 
 def calibrate(folder: Path, options: argparse.Namespace) -> dict[str, object]:
@@ -114,6 +129,54 @@ def calibrate(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         "ideal_s": round(ideal, 1),
         "wall_to_ideal": round(spread[0] / ideal, 2),
         "cpu_s_here_and_of_workers_alive": round(spread[1] + used, 1),
+    }
+
+
+def farm(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Measure a table of tactics by boards that die and lie."""
+    rng = random.Random(7)
+    truth = {f"t{number:03}": rng.uniform(2.0, 900.0) for number in range(options.tactics)}
+    keys = list(truth)
+    items = {
+        f"part-{start}": {key: truth[key] for key in keys[start : start + options.a_job]}
+        for start in range(0, len(keys), options.a_job)
+    }
+    boards = {f"board-{number:02}": FarmBoard() for number in range(options.boards)}
+    for number, board in enumerate(rng.sample(list(boards.values()), options.die + options.lie)):
+        if number < options.die:
+            board.dies_at = rng.randint(1, 2)
+        else:
+            board.factor = rng.choice((3.0, 1 / 3))
+    (folder / "kit").write_bytes(b"kit")
+    with mosquitto(folder) as port:
+        fleet = farm_fleet(folder / "fleet", port, list(boards))
+        with closing(fleet.open_store()) as database, simulated(port, boards, items):
+            chosen = [one.device for one in boards_for(database, f"profile={PROFILE}")]
+            rules = Rules(lease_s=options.lease_s)
+            run = Run(
+                fleet, database, folder / "kit", works(items), minutes=1.0, who="bench",
+                rules=rules,
+            )  # fmt: skip
+            began, cpu = time.monotonic(), time.process_time()
+            table = run.measure(chosen)
+            wall, cpu = time.monotonic() - began, time.process_time() - cpu
+    worst = max(abs(row.time_us / truth[key] - 1.0) for key, row in table.rows.items())
+    liars = {name for name, board in boards.items() if board.factor != 1.0}
+    return {
+        "boards": options.boards,
+        "tactics": len(table.rows),
+        "within_error": table.rows.keys() == truth.keys()
+        and worst <= table.error
+        and not any(liars & set(row.boards) for row in table.rows.values()),
+        "stated_error": round(table.error, 4),
+        "worst_error": round(worst, 4),
+        "dead": sorted(table.out),
+        "liars": {name: round(factor, 2) for name, factor in sorted(table.liars.items())},
+        "jobs": sum(board.taken for board in boards.values()),
+        "messages": run.messages,
+        "wall_s": round(wall, 1),
+        "lease_s": options.lease_s,
+        "cpu_s_with_boards": round(cpu, 1),
     }
 
 

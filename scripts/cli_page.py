@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "commands"
 # File below docs/commands -> (title, commands). A command belongs to one page.
 PAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "calibrate.md": ("Commands: INT8 ranges", ("calibrate", "ranges")),
-    "plan.md": ("Commands: profiles and plans", ("profiles", "plan", "explain")),
+    "plan.md": ("Commands: profiles and plans", ("profiles", "plan", "explain", "explore")),
     "build.md": (
         "Commands: engines",
         ("build", "build-all", "cache", "inspect", "export"),

@@ -27,6 +27,7 @@ from pipelines.serving.messages import SERVICE, message
 from scripts.bench_serve import INPUT, NAME, OUTPUT, Peer, _ours, started
 
 ROUND = 100
+TIMEOUT_S = 60
 MAX_LEAK_KB = 5 * 1024
 METHODS = (
     "ModelInfer", "ModelConfig", "ModelMetadata", "RepositoryIndex", "SystemSharedMemoryRegister",
@@ -102,7 +103,7 @@ def damaged(seeds: Sequence[bytes], chance: random.Random) -> bytes:
 
 def ask_http(port: int, data: bytes) -> None:
     """Send bytes; a refusal must say why. Raises ValueError: it does not."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as one:
         with contextlib.suppress(OSError):
             one.sendall(data)
             one.shutdown(socket.SHUT_WR)
@@ -125,7 +126,7 @@ def ask_http(port: int, data: bytes) -> None:
 def ask_grpc(channel: Any, method: str, data: bytes) -> None:  # noqa: ANN401
     """Call a method; a refusal must say why. Raises ValueError: it does not."""
     try:
-        channel.unary_unary(f"/{SERVICE}/{method}")(data, timeout=10)
+        channel.unary_unary(f"/{SERVICE}/{method}")(data, timeout=TIMEOUT_S)
     except grpc.RpcError as error:
         bad = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED}
         if error.code() in bad or not error.details():

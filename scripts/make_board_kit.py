@@ -31,11 +31,11 @@ from toolkit.board_kit.make import (
     RuleModel,
     make_kit,
 )
+from toolkit.board_kit.own_model import model_bytes, own_model
 from toolkit.board_kit.weights import tile_weights
 from toolkit.dla.rules.verdicts import RULES, judge, situation_of
 from toolkit.engine.target import Target, choose_target
 from toolkit.graph.node_view import NodeView, views
-from toolkit.importers.onnx import ModelBytes
 
 TWELVE = (
     "resnet18", "resnet50", "googlenet", "squeezenet", "mobilenet_v1", "mobilenet_v2",
@@ -129,28 +129,13 @@ def network_model(name: str) -> NetworkModel:
     return _tiled(name, NETWORKS[name].model())
 
 
-def own_model(path: Path) -> NetworkModel:
-    """Return a user's model, without its weights. Raises TandemError: it is none."""
-    try:
-        model = ir.load(path)
-    except Exception as error:  # onnx raises what its parser raises
-        raise TandemError(f"{path} cannot be read as ONNX: {error}") from error
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    tile_weights(model)
-    return NetworkModel(path.stem, _bytes(path.stem, model), sha256)
-
-
 def _tiled(name: str, model: ir.Model) -> NetworkModel:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.onnx"
         ir.save(model, path)  # as `python -m scripts.networks` writes it
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     tile_weights(model)
-    return NetworkModel(name, _bytes(name, model), sha256)
-
-
-def _bytes(name: str, model: ir.Model) -> ModelBytes:
-    return ModelBytes(f"{name}.onnx", ir.to_proto(model).SerializeToString())
+    return NetworkModel(name, model_bytes(name, model), sha256)
 
 
 def rule_models(target: Target) -> list[RuleModel]:

@@ -16,6 +16,18 @@ make_tensorflow_venv
 heading "models of wheels (300 MB, once)"
 .venv/bin/python tests/fixtures/foreign_models.py
 
+others=$(mktemp)
+if (($# == 0)); then
+    # Beside the checks below, which use one core. Not in a list of &&: an error has to end it.
+    (
+        test_oldest
+        test_python 3.10 # of JetPack 6, the oldest that Tandem runs on
+        test_python 3.12 # of JetPack 7
+    ) >"$others" 2>&1 &
+    versions=$!
+    trap 'kill "$versions" 2>/dev/null' EXIT
+fi
+
 heading "ruff format --check"
 .venv/bin/ruff format --check .
 heading "ruff check"
@@ -26,12 +38,15 @@ heading "mypy"
 .venv/bin/mypy
 heading "lint-imports"
 .venv/bin/lint-imports
-wait
 if (($# == 0)); then
-    test_oldest
-    test_python 3.10 # of JetPack 6, the oldest that Tandem runs on
-    test_python 3.12 # of JetPack 7
+    failed=0
+    wait "$versions" || failed=1
+    trap - EXIT
+    cat "$others"
+    ((failed == 0)) || fail "the tests of other versions failed: their output is above"
 fi
+rm "$others"
+wait
 if (($# == 0)) && [[ -n ${TANDEM_TUF_CONFORMANCE:-} ]]; then
     heading "TUF's conformance suite"
     scripts/tuf_conformance.sh "$TANDEM_TUF_CONFORMANCE"

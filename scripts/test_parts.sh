@@ -14,6 +14,7 @@ debian_packages=(
     fastddsgen
     g++
     libfastrtps-dev
+    libxxhash-dev
     mosquitto
     mosquitto-clients
     openssh-client

@@ -58,7 +58,8 @@ make_environment() {
         }
     fi
     heading "pip install $* in $folder, versions: ${versions:-the newest}"
-    local words=(-q --disable-pip-version-check)
+    # Python compiles what is imported; most of a large package never is.
+    local words=(-q --disable-pip-version-check --no-compile)
     if [[ -z $versions ]]; then
         words+=(--upgrade --upgrade-strategy eager)
     fi

@@ -6,7 +6,7 @@ from device.start.packages import claim
 drop_working_directory()
 claim()
 
-from device.agent.agent import main  # noqa: E402
+from device.agent.command_line import main  # noqa: E402
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -6,15 +6,12 @@ pipeline) arrive on one queue and are handled in one thread: releases by `device
 connection by `device.agent.presence`.
 """
 
-import argparse
 import logging
-import os
 import queue
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +20,11 @@ import msgspec
 
 from device.agent.child_process import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
-from device.agent.config import AgentConfig, load_agent_config
+from device.agent.config import AgentConfig
 from device.agent.control_socket import Asked, ControlSocket, slot_rows
 from device.agent.facts import Facts
 from device.agent.figures import Figures
 from device.agent.golden_check import GoldenCheck, GoldenEnded
-from device.agent.log import set_up_log
 from device.agent.log_lines import LogHandler, LogLines
 from device.agent.pipeline_process import (
     PIPELINE,
@@ -58,7 +54,6 @@ from device.agent.verification import (
     VerificationEvent,
 )
 from device.board_files import tandem_version
-from device.errors import TandemError
 from device.protocol.control import Answer, Ask, Cancel, Commit, Install, Rollback
 from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.fitting import fit
@@ -66,7 +61,6 @@ from device.protocol.messages import ChildMessage, Failure, Stats, encode_messag
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import open_desired
 from device.protocol.topics import Topics
-from device.start.command import module_command
 from device.trust.exchange import TRUSTED, Refused, Verdict
 from device.update.decisions import UNSIGNED, running_of
 from device.update.slot_store import SlotStore
@@ -79,13 +73,6 @@ STATS_S = 1.0
 # A signal that comes as a wait begins is seen when the wait ends.
 MAX_WAIT_S = 0.5
 IDLE_WAIT_S = 3.0  # while no pipeline is to be watched
-# Subcommands, each a program of its own.
-PROGRAMS = {
-    "control": "device.control",
-    "enrol": "device.enrol",
-    "prepare": "device.runtime.tensorrt",
-    "selftest": "device.selftest",
-}
 DEV_WARNING = "dev = true: this agent takes unsigned releases; do not use it outside a bench"
 
 
@@ -116,31 +103,11 @@ class Agent:
             config, self._topics.root, row, self._put, partial(self._lines.add, "pipeline")
         )
         self._presence = Presence(config, self._topics, self._put)
-        preparation = Preparation(
-            self._put,
-            Path(config.state_dir),
-            timeout_s=config.prepare.timeout_s,
-            memory_mb=config.prepare.memory_mb,
-            total_timeout_s=config.prepare.total_timeout_s,
-        )
         self._smp = None if config.smp is None else SmpLines(config, config.smp, self._put)
         if self._smp is not None:
             config = _with_source(config, self._smp.folder)
         self._restarts = False
-        self._updater = Updater(
-            config,
-            self._store,
-            self._pipeline,
-            self._report,
-            preparation,
-            put=self._put,
-            golden=GoldenCheck(self._put, plans=preparation.plans),
-            shadow=ShadowProcess(
-                self._put, Path(config.state_dir), config.profile, plans=preparation.plans
-            ),
-            environment=self._environment,
-            facts=lambda: self._facts.of(self._updater.state, time.monotonic()),
-        )
+        self._updater = self._new_updater(config)
         self._verification = Verification(
             self._put,
             lambda get: self._presence.send(self._topics.tuf_get, encode(get)),
@@ -155,6 +122,7 @@ class Agent:
             updater=self._updater,
             presence=self._presence,
             report=lambda: {"reported": self._reported(), "slots": slot_rows(self._updater.state)},
+            pipeline=lambda: self._pipeline.report.status,
             put=self._put,
         )
         self._notifier = Notifier()
@@ -170,6 +138,29 @@ class Agent:
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
         self._newest = self._reported()
+
+    def _new_updater(self, config: AgentConfig) -> Updater:
+        preparation = Preparation(
+            self._put,
+            Path(config.state_dir),
+            timeout_s=config.prepare.timeout_s,
+            memory_mb=config.prepare.memory_mb,
+            total_timeout_s=config.prepare.total_timeout_s,
+        )
+        return Updater(
+            config,
+            self._store,
+            self._pipeline,
+            self._report,
+            preparation,
+            put=self._put,
+            golden=GoldenCheck(self._put, plans=preparation.plans),
+            shadow=ShadowProcess(
+                self._put, Path(config.state_dir), config.profile, plans=preparation.plans
+            ),
+            environment=self._environment,
+            facts=lambda: self._facts.of(self._updater.state, time.monotonic()),
+        )
 
     def stop(self) -> None:
         """End `run`. Safe in a signal handler: only this queue takes events there."""
@@ -326,6 +317,7 @@ class Agent:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
             self._updater.downloads.take(sha256, part, message.payload, time.monotonic())
+            self._remote.commands.job.take(sha256, part, message.payload, time.monotonic())
 
     def _on_desired(
         self, payload: bytes, repository: str = "", *, sideloaded: bool = False
@@ -487,42 +479,3 @@ def serve(config: AgentConfig, row: ProcessRow = PIPELINE) -> None:
             signal.signal(number, stop)
         if not agent.run():
             break
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="tandem-agent",
-        description="Runs the board's pipeline, reports over MQTT and takes releases from "
-        "`tandem deploy`. Runs until SIGTERM.",
-        epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
-        "tandem-agent prepare m.engine (finishes segments with TensorRT); "
-        "tandem-agent enrol --config agent.toml --claim c.crt --claim-key c.key (asks the fleet "
-        "for a certificate); tandem-agent control facts (asks the agent that runs); "
-        "tandem-agent selftest --kit kit/ --out r.tandem-report (proves what "
-        "only a board can)",
-    )
-    parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
-    parser.add_argument(
-        "--log-level",
-        default="INFO",
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        help="what goes to stderr (default: INFO)",
-    )
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tandem-agent`; its subcommands are programs of their own (CUDA, arrays)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in PROGRAMS:
-        command = module_command(PROGRAMS[words[0]], *words[1:])
-        os.execv(command[0], command)  # in this process: signals and the exit status are its own
-    arguments = make_parser().parse_args(words)
-    set_up_log(arguments.log_level, os.environ)
-    try:
-        serve(load_agent_config(arguments.config))
-    except TandemError as error:
-        print(f"tandem-agent: {error}", file=sys.stderr)
-        return 1
-    return 0

@@ -259,10 +259,11 @@ def start_task(
     *,
     limit_s: float,
     max_bytes: int,
+    memory_bytes: int = 0,
 ) -> Callable[[], None]:
     """Start a child; return what ends it. Start it from the main thread (`device.start.guard`).
 
-    `put` takes its end, from another thread.
+    `put` takes its end, from another thread. `memory_bytes` 0: it may hold anything.
     """
     output = bytearray()
 
@@ -284,7 +285,10 @@ def start_task(
         else:
             put(TaskEnded(command_id, result))
 
-    limits = ChildLimits(seconds=limit_s, too_long=f"it took longer than {limit_s:g} s")
+    limits = ChildLimits(
+        seconds=limit_s, too_long=f"it took longer than {limit_s:g} s", memory_bytes=memory_bytes,
+        too_much=lambda used: f"it held {used >> 20} MiB and may hold {memory_bytes >> 20} MiB",
+    )  # fmt: skip
     try:
         return ChildProcess(command, on_line, on_exit, limits=limits).end
     except OSError as error:

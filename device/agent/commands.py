@@ -19,6 +19,7 @@ import msgspec
 from device.agent.child_process import TaskEnded, start_task
 from device.agent.command_journal import CommandJournal, boot_id
 from device.agent.config import CommandsTable
+from device.agent.farm_job import FarmJob
 from device.agent.operations import (
     MAX_RESULT_BYTES,
     OPERATIONS,
@@ -26,6 +27,7 @@ from device.agent.operations import (
     Child,
     Denied,
     Done,
+    Job,
     run_operation,
 )
 from device.agent.verification import Verification, VerificationEvent
@@ -89,8 +91,10 @@ class Commands:
         verification: Verification,
         put: Callable[[CommandEvent], None],
         send: Callable[[str, bytes], bool],
+        job: FarmJob,
     ) -> None:
-        """`send` publishes a retained message; False: the connection does not take it now."""
+        """`send` publishes a retained message; False: the connection does not take it now. `job`:
+        the one of a farm."""
         self._table = table
         self._topics = topics
         self._board = board
@@ -99,6 +103,7 @@ class Commands:
         self._verification = verification
         self._put = put
         self._send = send
+        self.job = job
         self._waiting: dict[str, _Order] = {}  # by topic
         self._current: _Order | None = None
         self._checking = False  # the signatures of the current one are being checked
@@ -110,7 +115,7 @@ class Commands:
     @property
     def due_s(self) -> float | None:
         """When `advance` has something to do without an event."""
-        dues = [self._reboot_by_s, self._verification.due_s]
+        dues = [self._reboot_by_s, self._verification.due_s, self.job.due_s]
         if self._current is None and self._waiting:
             dues.append(self._begins_s())
         return min((due for due in dues if due is not None), default=None)
@@ -130,6 +135,7 @@ class Commands:
         """Take what is retained at a command's topic."""
         if not payload:
             self._waiting.pop(topic, None)  # cleared before it began
+            self._take_back(topic)
             return
         op, command_id = topic.split("/")[-2:]
         if command_id in self._finished or len(payload) > MAX_COMMAND_BYTES:
@@ -145,6 +151,15 @@ class Commands:
             self._on_left_behind(op, command_id)
         elif status == "init":
             self._take(topic, payload, now_s)
+
+    def _take_back(self, topic: str) -> None:
+        """End the job whose command was cleared; nobody waits for how it ended."""
+        order = self._current
+        if order is None or not self.job.running:
+            return
+        if topic == self._topics.command(order.command.op, order.command.id):
+            self._finished.append(order.command.id)
+            self._finish("it was taken back")
 
     def _take(self, topic: str, payload: bytes, now_s: float) -> None:
         op, command_id = topic.split("/")[-2:]
@@ -182,6 +197,8 @@ class Commands:
         if order is not None and self._checking and (late := expired(order.command)):
             self._verification.forget()
             self._finish(late)
+        if ended := self.job.advance(now_s, waited_for=bool(self._waiting)):
+            self._finish(ended)
         if self._current is None and self._waiting and now_s >= self._begins_s():
             topic = min(self._waiting, key=lambda topic: self._waiting[topic].command.counter)
             self._begin(self._waiting.pop(topic), now_s)
@@ -268,6 +285,8 @@ class Commands:
                 command.id, outcome.command, self._put, limit_s=outcome.limit_s,
                 max_bytes=MAX_RESULT_BYTES,
             )  # fmt: skip
+        elif isinstance(outcome, Job):
+            self.job.begin(command.id, outcome)
         else:
             self._reboot(command.id, now_s)
 
@@ -296,6 +315,7 @@ class Commands:
         order, self._current = self._current, None
         self._end_task()
         self._end_task = lambda: None
+        self.job.stop()
         self._checking, self._reboot_by_s = False, None
         if order is not None and order.command.id not in self._finished:
             self._end(order, problem, result)

@@ -125,7 +125,9 @@ class CommandsTable(Table, frozen=True, kw_only=True):
     `allow`: the operations; rebooting has to be named. `reboot_command`: what reboots.
     """
 
-    allow: tuple[CommandName, ...] = ("restart", "pipeline", "snapshot", "log", "logs", "report")
+    allow: tuple[CommandName, ...] = (
+        "restart", "pipeline", "snapshot", "log", "logs", "report", "job",
+    )  # fmt: skip
     reboot_command: Annotated[tuple[str, ...], Meta(min_length=1)] = ("systemctl", "reboot")
 
 

@@ -10,12 +10,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from device.protocol.documents import BlobSpec, Sha256
 from device.start.command import module_command
 
 MAX_RESULT_BYTES = 768 * 1024  # of a message that every broker takes
 MAX_LOG_BYTES = 256 * 1024
 SNAPSHOT_S = 20.0
 REPORT_S = 120.0
+MAX_KIT_BYTES = 256 * 1024**2
+START_S = 60.0  # of the child of a job, beside its minutes
+
+Names = Annotated[str, Meta(min_length=1, max_length=4000, pattern=r"^[A-Za-z0-9_.,-]+\Z")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,16 @@ class Reboot:
     """The board is to reboot; the next agent tells how that ended."""
 
 
-Outcome = Done | Denied | Child | Reboot
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A child works through a kit that is fetched first; `command` is without the kit's path."""
+
+    kit: BlobSpec
+    command: tuple[str, ...]
+    limit_s: float
+
+
+Outcome = Done | Denied | Child | Reboot | Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,8 @@ class Board:
     was.
 
     `log`: lines of a source, so many, of so many bytes; `follow`: send lines for so many seconds.
-    `report`: what the agent knows. `tap`: the socket on which the pipeline gives frames.
+    `report`: what the agent knows. `no_job`: why it does no job of a farm now. `tap`:
+    the socket on which the pipeline gives frames.
     """
 
     restart: Callable[[], str]
@@ -62,6 +77,7 @@ class Board:
     log: Callable[[int, str, int], list[dict[str, str]]]
     follow: Callable[[float], None]
     report: Callable[[], Mapping[str, Any]]
+    no_job: Callable[[], str]
     tap: str
     state_dir: str
 
@@ -99,6 +115,22 @@ class FollowArguments(_Arguments, frozen=True, kw_only=True):
     """`seconds`: so long lines are published; 0: no more."""
 
     seconds: Annotated[float, Meta(ge=0.0, le=86400.0)] = 600.0
+
+
+class JobArguments(_Arguments, frozen=True, kw_only=True):
+    """A job of a farm: these items of a kit by these steps of a selftest, within `minutes`.
+
+    `kit`, `bytes`, `chunk_bytes`, `index`, `chunk_format`: the kit as a blob (`BlobSpec`).
+    """
+
+    kit: Sha256
+    bytes: Annotated[int, Meta(ge=1, le=MAX_KIT_BYTES)]
+    chunk_bytes: Annotated[int, Meta(ge=4096, le=256 * 1024)]
+    index: Sha256
+    chunk_format: Annotated[int, Meta(ge=1, le=2)]
+    steps: Names
+    items: Names
+    minutes: Annotated[float, Meta(ge=0.1, le=60.0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +175,21 @@ def _report(board: Board, _: NoArguments) -> Outcome:
     return Child(module_command("device.selftest.facts", *words), REPORT_S)
 
 
+def _job(board: Board, arguments: JobArguments) -> Outcome:
+    if problem := board.no_job():
+        return Denied(problem)
+    blob = BlobSpec(
+        sha256=arguments.kit, bytes=arguments.bytes, chunk_bytes=arguments.chunk_bytes,
+        index_sha256=arguments.index, chunk_format=arguments.chunk_format,
+    )  # fmt: skip
+    words = (
+        "--sha256", arguments.kit, "--steps", arguments.steps, "--items", arguments.items,
+        "--minutes", f"{arguments.minutes:g}", "--max-bytes", str(MAX_RESULT_BYTES - 4096),
+    )  # fmt: skip
+    limit_s = 60.0 * arguments.minutes + START_S
+    return Job(blob, module_command("device.selftest.job", *words), limit_s)
+
+
 OPERATIONS: tuple[Operation, ...] = (
     Operation("restart", NoArguments, _restart),
     Operation("pipeline", PipelineArguments, _pipeline),
@@ -150,6 +197,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("log", LogArguments, _log),
     Operation("logs", FollowArguments, _logs),
     Operation("report", NoArguments, _report),
+    Operation("job", JobArguments, _job),
     Operation("reboot", NoArguments, lambda _board, _arguments: Reboot()),
 )
 

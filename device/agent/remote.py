@@ -9,13 +9,14 @@ from typing import Any
 from device.agent.command_journal import CommandJournal
 from device.agent.commands import CommandCheck, CommandEvent, Commands
 from device.agent.config import AgentConfig
+from device.agent.farm_job import FarmJob, no_job
 from device.agent.log_lines import LogLines, LogStream
 from device.agent.operations import Board
 from device.agent.presence import Presence
 from device.agent.shadow_process import TAP
 from device.agent.updater import Updater
 from device.agent.verification import Verification
-from device.protocol.documents import encode
+from device.protocol.documents import PipelineStatus, encode
 from device.protocol.topics import Topics
 
 
@@ -31,13 +32,20 @@ class Remote:
         updater: Updater,
         presence: Presence,
         report: Callable[[], Mapping[str, Any]],
+        pipeline: Callable[[], PipelineStatus],
         put: Callable[[CommandEvent], None],
     ) -> None:
-        """`report`: what the agent knows of the device; `put` takes events, from other threads."""
+        """`report`: what the agent knows of the device; `pipeline`: how its pipeline is; `put`
+        takes events, from other threads."""
         state_dir = Path(config.state_dir)
         self._topics = topics
         self._presence = presence
         self._stream = LogStream(lines, always=config.log.publish, max_per_s=config.log.max_per_s)
+
+        def refusal() -> str:
+            phase = "trial" if updater.on_trial else updater.update.phase
+            return no_job(config.labels, phase, pipeline())
+
         board = Board(
             restart=partial(updater.ask, "restart"),
             set_pipeline=updater.set_pipeline,
@@ -47,6 +55,7 @@ class Remote:
             ],
             follow=lambda seconds: self._stream.follow(time.monotonic(), seconds),
             report=report,
+            no_job=refusal,
             tap=str(state_dir / TAP),
             state_dir=config.state_dir,
         )
@@ -67,6 +76,13 @@ class Remote:
             verification=verification,
             put=put,
             send=presence.retain,
+            job=FarmJob(
+                state_dir,
+                config.update.window_chunks,
+                ask=lambda get: presence.send(topics.blob_get, encode(get)),
+                put=put,
+                refusal=refusal,
+            ),
         )
 
     def due_s(self, now_s: float) -> tuple[float | None, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from device.agent.facts import jetpack_of
-from device.board_files import power_mode_name, power_mode_number
+from device.board_files import power_mode_name, power_mode_number, read_text
 from device.control.upload_request import BoardFacts, Chunks
 from device.errors import StateError
 from device.protocol.control import Answer, Ask, AskProgress, connect
@@ -79,7 +79,7 @@ def board_facts(client: Client, root: Path = Path("/")) -> BoardFacts:
     disk, mode = os.statvfs(client.state_dir), power_mode_number(root)
     return BoardFacts(
         facts=DeviceFacts(
-            module=_text(root / MODEL),
+            module=read_text(root / MODEL),
             jetpack=jetpack_of(board.l4t) or (f"L4T {board.l4t}" if board.l4t else ""),
             tensorrt=board.tensorrt,
             dla_cores=board.dla_cores,
@@ -106,13 +106,6 @@ def inventory(client: Client) -> Iterator[Chunks]:
             source.close()
         chunks = tuple(table.digest(number).hex() for number in range(table.count))
         yield Chunks(slot=row.slot, sha256=row.sha256, chunk_bytes=chunk_bytes, chunks=chunks)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip("\0\n ")
-    except OSError:
-        return ""
 
 
 def _unreachable(state_dir: Path, error: OSError) -> str:

@@ -175,6 +175,10 @@ class Connection:
         *,
         bulk: bool = False,
     ) -> bool:
+        """Publish; return False if it was not sent within `wait_s`, 0 for no wait.
+
+        QoS 0 is refused while too much waits to be sent.
+        """
         if not self.was_up or self._ended.is_set():
             return False
         if qos == 0 and not self._has_room():
@@ -187,6 +191,8 @@ class Connection:
         return wait_s <= 0.0 or self._await_sent(info, wait_s)
 
     def tell(self, topic: str, event: CloudEvent) -> Receipt | None:
+        """Publish a CloudEvent with QoS 1: its attributes in the properties, or, before MQTT 5, in
+        the payload. None: not connected."""
         if not self.was_up or self._ended.is_set():
             return None
         if self._version == MQTTProtocolVersion.MQTTv5:
@@ -199,11 +205,13 @@ class Connection:
         return Receipt(info) if info.rc == MQTTErrorCode.MQTT_ERR_SUCCESS else None
 
     def publish_bulk(self, topic: str, payload: bytes, qos: int) -> bool:
+        """Publish when there is room; blocks until then."""
         while not self._has_room() and not self._ended.is_set():
             self._await_sent(self._unsent[0], 1.0)
         return self.publish(topic, payload, qos, retain=False, wait_s=0.0, bulk=True)
 
     def close(self) -> None:
+        """Disconnect; after CLOSE_WAIT_S without an answer close the socket."""
         self._closing = True
         self._client.disconnect()
         if self.was_up and not self._ended.wait(CLOSE_WAIT_S):

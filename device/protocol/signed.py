@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
 Told = TypeVar("Told", Reported, Beat)
+Ordered = TypeVar("Ordered", Desired, Command)
 MAX_SIGNATURES = 32  # each costs a verification
 
 
@@ -61,21 +62,17 @@ def open_desired(payload: bytes) -> tuple[Desired, Signed | None]:
 
     Raises ValueError: it is not understood.
     """
-    signed = _signed(payload)
-    if signed is None:
-        return decode(payload, Desired), None
-    return decode(signed.payload.encode(), Desired), signed
+    return _opened(payload, Desired)
 
 
 def open_command(payload: bytes) -> tuple[Command, Signed | None]:
-    """Return a command and its signatures, None if it has none. Nothing is verified.
+    """Return a command as `open_desired` does."""
+    return _opened(payload, Command)
 
-    Raises ValueError: it is not understood.
-    """
+
+def _opened(payload: bytes, kind: type[Ordered]) -> tuple[Ordered, Signed | None]:
     signed = _signed(payload)
-    if signed is None:
-        return decode(payload, Command), None
-    return decode(signed.payload.encode(), Command), signed
+    return decode(payload if signed is None else signed.payload.encode(), kind), signed
 
 
 def sign_command(command: Command, signers: "Iterable[Signer]") -> bytes:

@@ -95,24 +95,28 @@ class Session(Closing):
         self._on_device: OnDevice | None = None
         self._closed = False
         with undisturbed(), ExitStack() as stack:
-            loaded = []
-            with engine.checking_beside():
-                for segment in manifest.segments:
-                    context = SegmentContext(engine, segment, self._tensors, options)
-                    executor, report = load_segment(context)
-                    stack.callback(executor.close)
-                    loaded.append((executor, report))
-            self._executors: tuple[Executor, ...] = tuple(executor for executor, _ in loaded)
-            self._stages = open_stages(engine, self._executors)
-            for stage in self._stages:
-                if stage.chain is not None:
-                    stack.callback(stage.chain.close)
-            self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
-            in_cuda = any(report.implementation in _IN_CUDA for report in self.reports)
-            self._callers: Callable[[], AbstractContextManager[None]] = (
-                CallersContext if in_cuda else nullcontext
-            )
+            self._load(options, stack)
             self._close_executors = stack.pop_all().close
+
+    def _load(self, options: LoadOptions, stack: ExitStack) -> None:
+        """Load the segments and open the stages; `stack` closes them."""
+        loaded = []
+        with self._engine.checking_beside():
+            for segment in self._segments:
+                context = SegmentContext(self._engine, segment, self._tensors, options)
+                executor, report = load_segment(context)
+                stack.callback(executor.close)
+                loaded.append((executor, report))
+        self._executors: tuple[Executor, ...] = tuple(executor for executor, _ in loaded)
+        self._stages = open_stages(self._engine, self._executors)
+        for stage in self._stages:
+            if stage.chain is not None:
+                stack.callback(stage.chain.close)
+        self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
+        in_cuda = any(report.implementation in _IN_CUDA for report in self.reports)
+        self._callers: Callable[[], AbstractContextManager[None]] = (
+            CallersContext if in_cuda else nullcontext
+        )
 
     @property
     def executors(self) -> tuple[Executor, ...]:

@@ -11,6 +11,8 @@ kernels     engines on the GPU: the outputs of every tactic beside the known one
 rules       one DLA rule's case: what TensorRT says of it
 dla         an engine on the DLA: its outputs, for the emulator
 networks    one network: finished and timed, with power
+tactics     a part of an engine's tactics, timed for a farm
+job         some items of a kit that is one file, for a farm: the report on stdout
 demo        the demo pipeline
 machine     the board: versions, cores, clocks, memory
 __main__    `python -m device.selftest`

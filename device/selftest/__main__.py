@@ -63,7 +63,7 @@ def main() -> int:
     try:
         if arguments.list is not None:
             return _show(arguments.list)
-        report = _run(arguments)
+        report = run_kit(arguments.kit, arguments.out, arguments.minutes, arguments.only or ())
     except TandemError as error:
         sys.stderr.write(f"tandem-agent: {error}\n")
         return 1
@@ -79,24 +79,21 @@ def main() -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace) -> Report:
-    """Run the steps and write the report."""
-    kit_folder = arguments.kit.absolute()
+def run_kit(kit_path: Path, out: Path, minutes: float, only: Sequence[str] = ()) -> Report:
+    """Run the steps of a kit (`only`: these alone) and write the report. Raises TandemError."""
+    kit_folder = kit_path.absolute()
     if not (kit_folder / LIST).exists():
         raise KitError(
-            f"{arguments.kit} holds no {LIST}; give the kit's folder with "
-            "`tandem-agent selftest --kit`"
+            f"{kit_path} holds no {LIST}; give the kit's folder with `tandem-agent selftest --kit`"
         )
-    if not arguments.out.absolute().parent.is_dir():
-        raise ReportError(f"{arguments.out} cannot be written: there is no such folder; make it")
+    if not out.absolute().parent.is_dir():
+        raise ReportError(f"{out} cannot be written: there is no such folder; make it")
     kit = load_kit(kit_folder)
-    chosen = [step for step in STEPS if step.name in (arguments.only or [s.name for s in STEPS])]
+    chosen = [step for step in STEPS if step.name in (only or [s.name for s in STEPS])]
     begin = time.monotonic()
-    deadlines = dict(zip(STEPS, deadlines_s(arguments.minutes), strict=True))
+    deadlines = dict(zip(STEPS, deadlines_s(minutes), strict=True))
     with tempfile.TemporaryDirectory(prefix="tandem-selftest-") as name:
-        progress = _Kept(
-            arguments.out, kit, Path(name), [not_reached(kit, step) for step in chosen]
-        )
+        progress = _Kept(out, kit, Path(name), [not_reached(kit, step) for step in chosen])
         work = Work(kit, kit_folder, Path(name), _Shown(), progress)
         progress.write()  # it can be written there: said now, not after the work
         with suppress(KeyboardInterrupt), _ending_is_an_interrupt():

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from device.errors import TandemError
-from device.selftest import demo, dla, kernels, machine, networks, rules
+from device.selftest import demo, dla, kernels, machine, networks, rules, tactics
 from device.selftest.kit import Kit, load_kit
 from device.selftest.runner import Line
 from device.selftest.steps import STEPS
@@ -26,6 +26,7 @@ RUNS: Mapping[str, Run] = {
     "rules": rules.run,
     "dla": dla.run,
     "networks": networks.run,
+    "tactics": tactics.run,
     "demo": demo.run,
 }
 

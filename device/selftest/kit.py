@@ -10,7 +10,7 @@ to nothing.
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -75,6 +75,15 @@ class RuleCase(_Value, frozen=True, kw_only=True):
     half: bool
 
 
+class TacticCase(_Value, frozen=True, kw_only=True):
+    """A part of the tactics of engines/ENGINE.engine: those of each `parts`-th operation."""
+
+    name: Id
+    engine: Id
+    part: Annotated[int, msgspec.Meta(ge=0, lt=4096)]
+    parts: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+
+
 class Kit(_Value, frozen=True, kw_only=True):
     """What there is to prove on a board of one profile."""
 
@@ -85,7 +94,20 @@ class Kit(_Value, frozen=True, kw_only=True):
     references: tuple[Reference, ...] = ()
     rules: tuple[RuleCase, ...] = ()
     networks: tuple[NetworkCase, ...] = ()
+    tactics: tuple[TacticCase, ...] = ()
     demo: bool = False
+
+    def only(self, items: Collection[str]) -> "Kit":
+        """Return the kit with these items alone. Raises KitError: it lacks one."""
+        groups = ("references", "rules", "networks", "tactics")
+        chosen = {
+            group: tuple(case for case in getattr(self, group) if case.name in items)
+            for group in groups
+        }
+        names = {case.name for cases in chosen.values() for case in cases}
+        if missing := sorted(set(items) - names):
+            raise KitError(f"the kit has no item {missing[0]!r}; give a job of this kit")
+        return msgspec.structs.replace(self, **chosen)
 
 
 class _Version(msgspec.Struct):
@@ -115,6 +137,24 @@ def load_kit(folder: Path) -> Kit:
     if digest != kit.sha256:
         raise KitError(f"{folder / DATA} is not the one that {LIST} lists; copy the kit again")
     return kit
+
+
+def open_packed(path: Path, folder: Path) -> Kit:
+    """Unpack a kit that is one file into a folder; return its list. Raises KitError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in (LIST, DATA):
+                _unpack(archive, name, folder / name)
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise KitError(f"{path.name} cannot be read as a kit: {error}") from error
+    return load_kit(folder)
+
+
+def pack(folder: Path, path: Path) -> None:
+    """Write a kit as one file; the same kit gives the same bytes. Raises OSError."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in (LIST, DATA):
+            archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
 
 
 def unpack(folder: Path, names: Sequence[str], target: Path) -> None:

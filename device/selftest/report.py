@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from device.errors import TandemError
-from device.files import replacing
+from device.files import replace_file
 from device.runtime.cuda.facts import GpuFacts
 
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 1, 2
 REPORT = "report.json"
 TIMINGS = "timings.json"
 RECORDED = "recorded/"
@@ -160,6 +160,14 @@ class NetworkRow(_Value, frozen=True, kw_only=True):
     problem: Text = ""
 
 
+class TacticRow(_Value, frozen=True, kw_only=True):
+    """A part of an engine's tactics: `timings.json` has their times by these keys."""
+
+    item: Text
+    keys: tuple[Text, ...] = ()
+    problem: Text = ""
+
+
 class RecordedRow(_Value, frozen=True, kw_only=True):
     """A reference engine whose DLA segments ran: its outputs are in `recorded/ITEM.npz`."""
 
@@ -205,6 +213,7 @@ class Report(_Value, frozen=True, kw_only=True):
     rules: tuple[RuleRow, ...] = ()
     recorded: tuple[RecordedRow, ...] = ()
     networks: tuple[NetworkRow, ...] = ()
+    tactics: tuple[TacticRow, ...] = ()
     demo: tuple[DemoRow, ...] = ()
 
 
@@ -240,8 +249,7 @@ def write_report(path: Path, report: Report, files: Mapping[str, bytes]) -> None
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
     try:
-        with replacing(path) as file:
-            file.write(packed.getvalue())
+        replace_file(path, packed.getvalue())
     except OSError as error:
         raise ReportError(
             f"{path} cannot be written: {error.strerror}; name another file with "

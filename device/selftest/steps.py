@@ -12,6 +12,7 @@ from device.selftest.report import (
     NetworkRow,
     RecordedRow,
     RuleRow,
+    TacticRow,
 )
 
 MINUTES = 20.0
@@ -85,6 +86,9 @@ STEPS: tuple[Step, ...] = (
          item_s=30.0, share=0.30),
     Step("networks", lambda kit: tuple(case.name for case in kit.networks), NetworkRow,
          network_row, item_s=150.0, share=0.47),
+    # Of jobs of a farm alone: other kits name none, as `kernels` times all.
+    Step("tactics", lambda kit: tuple(case.name for case in kit.tactics), TacticRow,
+         _plain_row(TacticRow), item_s=150.0, share=0.0),
 )  # fmt: skip
 
 

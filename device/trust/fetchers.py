@@ -55,6 +55,7 @@ class HttpFetcher(WholeFileFetcher):
         self._inner = Urllib3Fetcher(_HTTP_TIMEOUT_S, app_user_agent="tandem-agent")
 
     def read(self, path: str) -> bytes:
+        """Download a file of at most MAX_FILE_BYTES."""
         data = bytearray()
         try:
             for part in self._inner.fetch(self.base + path):
@@ -76,6 +77,7 @@ class FolderFetcher(WholeFileFetcher):
         self._folder = folder
 
     def read(self, path: str) -> bytes:
+        """Read a file of at most MAX_FILE_BYTES that lies in the folder."""
         if ".." in path.split("/"):
             raise DownloadHTTPError(f"{path} leaves the folder", NOT_FOUND)
         try:

@@ -2,14 +2,12 @@
 exists, the director's what this device runs.
 """
 
-import fcntl
-import os
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 
 from device.errors import TrustError
-from device.files import make_folder
+from device.files import locked, make_folder
 from device.protocol.signed import open_command, open_desired
 from device.trust import desired as rules
 from device.trust.director import DIRECTOR, Director, load_director
@@ -34,9 +32,7 @@ def _verify_locked(request: Request, fetcher: WholeFileFetcher, stack: ExitStack
     state, trust = Path(request.state_dir), Path(request.trust_dir)
     try:
         make_folder(state)
-        handle = os.open(state, os.O_RDONLY)
-        stack.callback(os.close, handle)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        stack.enter_context(locked(state))
         journal = Journal(state)
         root = _trusted_root(trust)
         repository = TrustedRepository(root, state / METADATA_FOLDER, fetcher, journal)

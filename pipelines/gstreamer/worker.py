@@ -42,7 +42,7 @@ from pipelines.vision import cv2
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a frame: `stride` bytes a row."""
+    """The layout of a frame: `stride` bytes a row. `live`: frames come when they are taken."""
 
     format: str
     width: int
@@ -50,6 +50,7 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
     stride: int
     size: int
     fps: float | None = None
+    live: bool = True
 
     def read(self, memory: NDArray[np.uint8]) -> tuple[Image, Nv12 | None]:
         """Return a copy of a frame as BGR, uint8 [H, W, 3], and as NV12 where it is that."""
@@ -129,7 +130,9 @@ def _answers(
         arrival = Stamp.now()
         request: dict[str, Any] = json.loads(line)
         if "caps" in request:
-            caps = msgspec.convert(request["caps"], Caps)
+            previous, caps = caps, msgspec.convert(request["caps"], Caps)
+            if previous is None or previous.live != caps.live:
+                clock = CaptureClock(live=caps.live)
             memory = np.memmap(f"/proc/self/fd/{fd}", np.uint8, "r+", shape=(caps.size,))
             continue
         assert caps is not None

@@ -1,7 +1,8 @@
 """The ROS 2 messages that Tandem writes and reads, as rosidl defines them (.msg), as data.
 
-Sources: ros2/common_interfaces, ros2/rcl_interfaces, ros-perception/vision_msgs 4 (Humble and
-later), foxglove/foxglove-sdk 2 (`foxglove_msgs`, with timestamp and metadata).
+Sources: ros2/common_interfaces, ros2/rcl_interfaces, ros2/rmw_dds_common, ros-perception's
+vision_msgs 4 (Humble and later), foxglove/foxglove-sdk 2 (`foxglove_msgs`, with timestamp and
+metadata).
 """
 
 import re
@@ -21,11 +22,30 @@ LABEL_INFO = "vision_msgs/msg/LabelInfo"
 ANNOTATIONS = "foxglove_msgs/msg/ImageAnnotations"
 STRING = "std_msgs/msg/String"
 DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
+# Which endpoints of a DDS participant are of which node; in Humble ids have 24 bytes, later 16.
+ENTITIES = "rmw_dds_common/msg/ParticipantEntitiesInfo"
+HUMBLE_ENTITIES = f"{ENTITIES}24"
 
 _HEADER = "std_msgs/Header header\n"
 _XYZ = "float64 x\nfloat64 y\nfloat64 z\n"
 _RGBA = "float64 r\nfloat64 g\nfloat64 b\nfloat64 a\n"
 _RANGE = "{0} from_value\n{0} to_value\n{1} step\n"
+
+
+def _entities(size: str, suffix: str) -> dict[str, str]:
+    package = "rmw_dds_common"
+    return {
+        f"{package}/msg/Gid{suffix}": f"uint8[{size}] data\n",
+        f"{package}/msg/NodeEntitiesInfo{suffix}": (
+            f"string<=256 node_namespace\nstring<=256 node_name\n"
+            f"{package}/Gid{suffix}[] reader_gid_seq\n{package}/Gid{suffix}[] writer_gid_seq\n"
+        ),
+        f"{ENTITIES}{suffix}": (
+            f"{package}/Gid{suffix} gid\n"
+            f"{package}/NodeEntitiesInfo{suffix}[] node_entities_info_seq\n"
+        ),
+    }
+
 
 # Of constants those alone that Tandem uses. A service is two messages, as rosidl names them.
 DEFINITIONS: dict[str, str] = {
@@ -130,27 +150,35 @@ DEFINITIONS: dict[str, str] = {
     "rcl_interfaces/srv/GetParameterTypes_Response": "uint8[] types\n",
     "rcl_interfaces/srv/SetParameters_Request": "rcl_interfaces/Parameter[] parameters\n",
     "rcl_interfaces/srv/SetParameters_Response": "rcl_interfaces/SetParametersResult[] results\n",
+    "rcl_interfaces/srv/SetParametersAtomically_Request": "rcl_interfaces/Parameter[] parameters\n",
+    "rcl_interfaces/srv/SetParametersAtomically_Response": (
+        "rcl_interfaces/SetParametersResult result\n"
+    ),
     "rcl_interfaces/srv/ListParameters_Request": "string[] prefixes\nuint64 depth\n",
     "rcl_interfaces/srv/ListParameters_Response": "rcl_interfaces/ListParametersResult result\n",
     "rcl_interfaces/srv/DescribeParameters_Request": "string[] names\n",
     "rcl_interfaces/srv/DescribeParameters_Response": (
         "rcl_interfaces/ParameterDescriptor[] descriptors\n"
     ),
+    **_entities("16", ""),
+    **_entities("24", "24"),
 }
 
-_FIELD = re.compile(r"([\w/]+)(?:\[(<=)?(\d*)\])? +(\w+)(?: +(\S+))?$")
+_FIELD = re.compile(r"([\w/]+)(?:<=(\d+))?(?:\[(<=)?(\d*)\])? +(\w+)(?: +(\S+))?$")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One field. `type`: a primitive, or the full name of a message. `count`: of an array, None
-    for a single value and for a sequence; `bound`: of a sequence, 0 for none, else None."""
+    for a single value and for a sequence; `bound`: of a sequence, 0 for none, else None;
+    `length`: of a string, 0 for any."""
 
     name: str
     type: str
     count: int | None = None
     bound: int | None = None
     default: float = 0
+    length: int = 0
 
     @property
     def nested(self) -> bool:
@@ -181,14 +209,13 @@ def _type(line: str) -> str:
 def _parse(line: str) -> Field:
     match = _FIELD.match(line)
     assert match is not None, line
-    kind, bounded, size, name, default = match.groups()
+    kind, length, bounded, size, name, default = match.groups()
     package, _, message = kind.rpartition("/")
     count = int(size) if size and not bounded else None
     bound = None if size is None or count is not None else int(size or 0)
     full_name = f"{package}/msg/{message}" if package else message
-    return Field(
-        name, full_name, count, bound, float(default or 0) if kind.startswith("float") else 0
-    )
+    number = float(default or 0) if kind.startswith("float") else 0
+    return Field(name, full_name, count, bound, number, int(length or 0))
 
 
 @cache

@@ -14,7 +14,7 @@ TYPE_IDS: dict[str, int] = {
     "int8": 2, "uint8": 3, "int16": 4, "uint16": 5, "int32": 6, "uint32": 7, "int64": 8,
     "uint64": 9, "float32": 10, "float64": 11, "bool": 15, "byte": 16, "string": 17,
 }  # fmt: skip
-NESTED, ARRAY, BOUNDED_SEQUENCE, SEQUENCE = 1, 48, 96, 144
+NESTED, BOUNDED_STRING, ARRAY, BOUNDED_SEQUENCE, SEQUENCE = 1, 21, 48, 96, 144
 EVENT_INFO = "service_msgs/msg/ServiceEventInfo"
 
 Description = dict[str, object]
@@ -61,10 +61,11 @@ def _describe_field(field: Field) -> Description:
         form = ARRAY
     elif field.bound is not None:
         form = BOUNDED_SEQUENCE if field.bound else SEQUENCE
+    of_one = NESTED if field.nested else TYPE_IDS[field.type]
     kind = {
-        "type_id": form + (NESTED if field.nested else TYPE_IDS[field.type]),
+        "type_id": form + (BOUNDED_STRING if field.length else of_one),
         "capacity": field.count or field.bound or 0,
-        "string_capacity": 0,
+        "string_capacity": field.length,
         "nested_type_name": field.type if field.nested else "",
     }
     return {"name": field.name, "type": kind}

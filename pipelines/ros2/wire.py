@@ -62,22 +62,26 @@ class Wire(Protocol):
         """Leave the network."""
 
 
-# wire -> its module, and the package that it needs.
-WIRES: dict[Ros2Wire, tuple[str, str]] = {
-    "zenoh": ("pipelines.ros2.zenoh_wire", "eclipse-zenoh"),
-    "dds": ("pipelines.ros2.dds_wire", "cyclonedds"),
-}
+# wire -> its module, the package that it needs, the extra that has it, and what to know.
+WIRES: dict[Ros2Wire, tuple[str, str, str, str]] = {
+    "zenoh": ("pipelines.ros2.zenoh_wire", "eclipse-zenoh", "ros2", ""),
+    "dds": (
+        "pipelines.ros2.dds_wire", "cyclonedds", "dds",
+        ' It has wheels for x86-64 alone: on a Jetson take wire = "zenoh", or build Cyclone DDS'
+        " first, as docs/ros2.md says.",
+    ),
+}  # fmt: skip
 
 
 def open_wire(name: Ros2Wire, node: Node) -> Wire:
     """Join a network. Raises PipelineError: its package is missing, or an address is none."""
-    module, package = WIRES[name]
+    module, package, extra, note = WIRES[name]
     try:
         wire: Callable[[Node], Wire] = importlib.import_module(module).open_node
     except ImportError as error:
         raise PipelineError(
             f'wire = "{name}" needs the package {package} ({error}): install it with'
-            f" pip install 'tandem-edge[{'ros2' if name == 'zenoh' else 'dds'}]'."
+            f" pip install 'tandem-edge[{extra}]'.{note}"
         ) from error
     return wire(node)
 

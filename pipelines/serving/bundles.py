@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from device.errors import ConfigError, TandemError
 from device.update.bundle import INFO, PIPELINE, extract_bundle, read_folder_info
@@ -58,17 +59,22 @@ def models_in(folder: Path, config: PipelineConfig) -> list[BundleModel]:
     for network in config.networks:
         own = network.name if config.models else name
         engine, labels = files[network.name].engine, files[network.name].labels
-        rows.append(BundleModel(own, engine, labels, _batching(config)))
+        rows.append(BundleModel(own, engine, labels, _settings(config, network)))
         if config.kind == "frames" and not network.on:
             rows.append(BundleModel(own + PICTURE, engine, labels, "", network))
     return rows
 
 
-def _batching(config: PipelineConfig) -> str:
+def _settings(config: PipelineConfig, network: PipelineModel) -> str:
+    """Return what config.pbtxt says of a model, where a pipeline says it."""
+    text = ""
     if config.serve and config.serve.dynamic_batching:
         delay_us = config.serve.max_queue_delay_us
-        return f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}"
-    return ""
+        text = f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }} "
+    if network.dla_core is not UNSET:
+        device = f"secondary_devices {{ kind: KIND_NVDLA device_id: {network.dla_core} }}"
+        text += f"instance_group {{ count: 1 {device} }}"
+    return text
 
 
 @lru_cache(MAX_BUNDLES)
@@ -139,15 +145,15 @@ class PictureModel(Model):
             refuse(f"model {self.name!r} gives {type(result).__name__}: ask {self._engine!r}")
         labels = np.empty(len(result.scores), object)
         labels[:] = [label_of(self._labels, int(one)).encode() for one in result.class_ids]
-        found: dict[str, Array] = {
+        answer: dict[str, Array] = {
             "scores": result.scores.astype(np.float32),
             "class_ids": result.class_ids.astype(np.int64),
             "labels": labels,
         }
         if "boxes" in self.outputs:
             assert isinstance(result, Detections)
-            found["boxes"] = result.boxes.astype(np.float32)
-        return found
+            answer["boxes"] = result.boxes.astype(np.float32)
+        return answer
 
     def _input_name(self) -> str:
         inputs = self._find(self._engine, "").inputs

@@ -14,9 +14,9 @@ from pipelines.serving.protocol import (
     Array,
     InferRequest,
     Refusal,
+    RequestedOutput,
     Status,
     Tensor,
-    Wanted,
     refuse,
 )
 
@@ -118,7 +118,7 @@ class Ensemble(Model):
             model=step.model,
             version=step.version,
             inputs=[replace(tensors[outer], name=name) for name, outer in step.reads.items()],
-            outputs=[Wanted(name) for name in step.writes],
+            outputs=[RequestedOutput(name) for name in step.writes],
         )
         return {step.writes[tensor.name]: tensor for tensor in await model.infer(inner)}
 

@@ -9,21 +9,21 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from pipelines.serving.codec import from_bytes, from_values, to_bytes
-from pipelines.serving.http import NO_CUDA
 from pipelines.serving.messages import METHODS, SERVICE, message
 from pipelines.serving.protocol import (
     InferRequest,
     InferResponse,
     Parameter,
     Refusal,
+    RequestedOutput,
     Status,
     Tensor,
-    Wanted,
     check_datatype,
     refuse,
     trace_of,
 )
 from pipelines.serving.service import Service, refusal_of
+from pipelines.serving.shared_memory import NO_CUDA
 
 RAW_INPUT = 7  # field of ModelInferRequest
 RAW_OUTPUT = bytes([6 << 3 | 2])  # tag of the field of ModelInferResponse
@@ -102,8 +102,7 @@ def parse_request(data: bytes, service: Service, trace: str) -> InferRequest:
                 " one of them"
             )
         if "shared_memory_region" in parameters:
-            content = service.regions.read(one.name, one.datatype, shape, parameters)
-            inputs.append(from_bytes(one.name, one.datatype, shape, content))
+            inputs.append(service.regions.input(one.name, one.datatype, shape, parameters))
         elif typed:
             inputs.append(_typed(one, shape))
         elif used < len(raw):
@@ -116,9 +115,9 @@ def parse_request(data: bytes, service: Service, trace: str) -> InferRequest:
             )
     if used != len(raw):
         refuse(f"the request has {len(raw)} raw_input_contents for {used} inputs")
-    wanted = [Wanted(one.name, _parameters(one.parameters)) for one in request.outputs]
+    outputs = [RequestedOutput(one.name, _parameters(one.parameters)) for one in request.outputs]
     return InferRequest(
-        request.model_name, request.model_version, inputs, wanted, request.id,
+        request.model_name, request.model_version, inputs, outputs, request.id,
         _parameters(request.parameters), trace,
     )  # fmt: skip
 
@@ -127,9 +126,9 @@ def _typed(one: Any, shape: tuple[int, ...]) -> Tensor:  # noqa: ANN401
     field = check_datatype(one.name, one.datatype).contents
     if not field:
         refuse(f"input {one.name!r} of {one.datatype} has no typed contents: send it raw")
-    given = [row.name for row, _ in one.contents.ListFields()]
-    if given not in ([], [field]):
-        refuse(f"input {one.name!r} of {one.datatype} has {', '.join(given)}; give {field} alone")
+    fields = [row.name for row, _ in one.contents.ListFields()]
+    if fields not in ([], [field]):
+        refuse(f"input {one.name!r} of {one.datatype} has {', '.join(fields)}; give {field} alone")
     return from_values(one.name, one.datatype, shape, getattr(one.contents, field))
 
 
@@ -198,8 +197,8 @@ def _model_config(service: Service, request: Any) -> Any:  # noqa: ANN401
     return message("ModelConfigResponse")(config=config)
 
 
-def _index(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    rows = service.repository.index()
+async def _index(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    rows = await service.repository.index()
     return {"models": [row for row in rows if not request.ready or row["state"] == "READY"]}
 
 
@@ -349,10 +348,10 @@ def _stream(service: Service) -> grpc.RpcMethodHandler:
 
 async def _streamed(service: Service, data: bytes, trace: str) -> bytes:
     """Return a ModelStreamInferResponse."""
-    kind, held = message("ModelStreamInferResponse"), 0
+    kind, counted = message("ModelStreamInferResponse"), 0
     try:
         service.hold(len(data))
-        held = len(data)
+        counted = len(data)
         request = parse_request(data, service, trace)
         response = encode_response(await service.infer(request))
         if request.parameters.get("triton_enable_empty_final_response"):
@@ -364,12 +363,12 @@ async def _streamed(service: Service, data: bytes, trace: str) -> bytes:
         failed: bytes = kind(error_message=str(refusal)).SerializeToString()
         return failed
     finally:
-        service.release(held)
+        service.release(counted)
     return b"".join((bytes([2 << 3 | 2]), _to_varint(len(response)), response))
 
 
 async def start(
-    service: Service, address: str, *, max_concurrent: int,
+    service: Service, address: str, *, max_concurrent: int, max_connections: int,
     credentials: grpc.ServerCredentials | None,
 ) -> tuple[Any, int]:  # fmt: skip
     """Listen on HOST:PORT; return the server and its port. Raises RuntimeError: it cannot."""
@@ -377,6 +376,7 @@ async def start(
         maximum_concurrent_rpcs=max_concurrent,
         options=(
             ("grpc.max_receive_message_length", service.max_request_bytes),
+            ("grpc.max_allowed_incoming_connections", max_connections),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.max_ping_strikes", 0),  # clients may ask often whether it lives

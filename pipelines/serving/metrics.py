@@ -1,7 +1,8 @@
 """Figures for Prometheus: Triton's names, and our own."""
 
 from pipelines.metrics import Family, Figures, Rows, render
-from pipelines.serving.model import STAGES, Model
+from pipelines.serving.figures import STAGES
+from pipelines.serving.model import Model
 from pipelines.serving.service import Service
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -36,11 +37,11 @@ def metrics_text(service: Service, connections: int) -> str:
         spent: Rows = [(one, model.figures.spent_ns[stage] // 1000) for one, model in by_model]
         name = f"nv_inference_{stage}_duration_us"
         families.append((name, "counter", f"Time of the stage {stage}.", spent))
-    held = service.in_flight_bytes
+    in_flight = service.in_flight_bytes
     own: list[Family] = [
         ("serve_http_connections", "gauge", "Open connections of HTTP.", [({}, connections)]),
         ("serve_models_ready", "gauge", "Versions that are ready.", [({}, len(by_model))]),
-        ("serve_request_bytes", "gauge", "Bytes of requests being answered.", [({}, held)]),
+        ("serve_request_bytes", "gauge", "Bytes of requests being answered.", [({}, in_flight)]),
     ]
     return render(Figures(families), prefix="") + render(Figures(own))
 

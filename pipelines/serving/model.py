@@ -2,29 +2,24 @@
 
 import asyncio
 import logging
-import threading
 import time
 from abc import abstractmethod
-from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from device.closing import Closing
-from device.engine.file import open_engine
-from device.engine.manifest import DimRange, Manifest, TensorInfo
+from device.engine.manifest import DimRange
 from device.errors import SessionError, TandemError
 from device.runtime.executors.table import SegmentReport
-from device.runtime.pool import turns_of
-from device.runtime.session import Session
+from pipelines.serving.figures import Figures
+from pipelines.serving.instances import Opened, Runner, usual_size
 from pipelines.serving.model_config import (
     Config,
-    Dim,
     ModelPort,
     Port,
     batch_of,
@@ -33,15 +28,14 @@ from pipelines.serving.model_config import (
 )
 from pipelines.serving.onnx_file import OnnxFile, texts_of
 from pipelines.serving.protocol import (
-    BY_NUMPY,
     BYTES,
     DATATYPES,
     Array,
     InferRequest,
     Refusal,
+    RequestedOutput,
     Status,
     Tensor,
-    Wanted,
     from_bf16,
     refuse,
     to_bf16,
@@ -49,95 +43,9 @@ from pipelines.serving.protocol import (
 )
 from pipelines.serving.scheduler import Item, Policy, QueuePolicy, Scheduler
 
-MAX_INSTANCES = 16
-STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
+SHORT_NS = 500_000  # an inference that takes less may keep the event loop waiting
 
 _log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """One instance of a model."""
-
-    def infer(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
-        """Run it once."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
-
-
-@dataclass
-class Figures:
-    """What is counted of a model since it was loaded; `spent_ns` by stage, `batches` by size."""
-
-    success: int = 0
-    success_ns: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    fail_ns: int = 0
-    inferences: int = 0
-    executions: int = 0
-    last_ms: int = 0
-    last_s: float = 0.0  # on the monotonic clock; of a failure of the model too
-    spent_ns: Counter[str] = field(default_factory=Counter)
-    recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    batches: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def ran(self, rows: Sequence[int], waited_ns: int, stages_ns: Sequence[int]) -> None:
-        """Count one execution of requests with so many rows each."""
-        with self._lock:
-            self.executions += 1
-            self.inferences += sum(rows)
-            batch = self.batches[sum(rows)]
-            batch["count"] += 1
-            self.spent_ns["queue"] += waited_ns
-            for stage, spent_ns in zip(STAGES[1:], stages_ns, strict=True):
-                self.spent_ns[stage] += spent_ns * len(rows)
-                batch[stage] += spent_ns
-
-    def answered(self, spent_ns: int, failure: str = "") -> None:
-        """Count a request that was answered, or failed for a reason."""
-        with self._lock:
-            if failure in {"", "BACKEND"}:
-                self.last_s = time.monotonic()
-            if failure:
-                self.failures[failure] += 1
-                self.fail_ns += spent_ns
-            else:
-                self.success += 1
-                self.success_ns += spent_ns
-                self.recent_ms.append(spent_ns / 1e6)
-                self.last_ms = time.time_ns() // 1_000_000
-
-    def as_json(self) -> dict[str, Any]:
-        """Return them as the statistics extension has them."""
-        with self._lock:
-            stages = {
-                stage: {"count": self.success, "ns": self.spent_ns[stage]} for stage in STAGES
-            }
-            return {
-                "last_inference": self.last_ms,
-                "inference_count": self.inferences,
-                "execution_count": self.executions,
-                "inference_stats": {
-                    "success": {"count": self.success, "ns": self.success_ns},
-                    "fail": {"count": self.failures.total(), "ns": self.fail_ns},
-                    **stages,
-                    "cache_hit": {"count": 0, "ns": 0},
-                    "cache_miss": {"count": 0, "ns": 0},
-                },
-                "batch_stats": [
-                    {
-                        "batch_size": size,
-                        **{
-                            stage: {"count": batch["count"], "ns": batch[stage]}
-                            for stage in STAGES[1:]
-                        },
-                    }
-                    for size, batch in sorted(self.batches.items())
-                ],
-            }
 
 
 class Model(Closing):
@@ -183,10 +91,10 @@ class Model(Closing):
         self.pending += 1
         failure = "OTHER"
         try:
-            wanted = self._wanted(request)
+            requested = self._requested(request)
             self._check(request)
             outputs = await self.run(request)
-            tensors = [self._output(one, outputs[one.name]) for one in wanted]
+            tensors = [self._output(one, outputs[one.name]) for one in requested]
             failure = ""
             return tensors
         except asyncio.CancelledError:
@@ -203,7 +111,7 @@ class Model(Closing):
         """Return the size of a request's batch."""
         return request.inputs[0].shape[0] if self.max_batch and request.inputs else 1
 
-    def _wanted(self, request: InferRequest) -> Sequence[Wanted]:
+    def _requested(self, request: InferRequest) -> Sequence[RequestedOutput]:
         names = [one.name for one in request.outputs]
         for name in names:
             if name not in self.outputs:
@@ -214,23 +122,23 @@ class Model(Closing):
         if len(set(names)) < len(names):
             double = next(name for name in names if names.count(name) > 1)
             refuse(f"output {double!r} of model {self.name!r} is requested more than once")
-        return request.outputs or [Wanted(name) for name in self.outputs]
+        return request.outputs or [RequestedOutput(name) for name in self.outputs]
 
     def _check(self, request: InferRequest) -> None:
-        given = [tensor.name for tensor in request.inputs]
+        names = [tensor.name for tensor in request.inputs]
         needed = [port.name for port in self.inputs.values() if not port.optional]
-        if len(set(given)) < len(given):
-            double = next(name for name in given if given.count(name) > 1)
+        if len(set(names)) < len(names):
+            double = next(name for name in names if names.count(name) > 1)
             refuse(f"input {double!r} of model {self.name!r} is given more than once")
-        for name in given:
+        for name in names:
             if name not in self.inputs:
                 refuse(
                     f"unexpected inference input {name!r} for model {self.name!r}; it has"
                     f" {', '.join(self.inputs)}"
                 )
-        if missing := [name for name in needed if name not in given]:
+        if missing := [name for name in needed if name not in names]:
             refuse(
-                f"expected {len(needed)} inputs but got {len(given)} inputs for model"
+                f"expected {len(needed)} inputs but got {len(names)} inputs for model"
                 f" {self.name!r}: {', '.join(missing)} not given"
             )
         sizes: dict[str, int] = {}
@@ -268,18 +176,18 @@ class Model(Closing):
         if rows != sizes.setdefault("", rows):
             refuse(f"{where} has the batch-size {rows}; an input before it has {sizes['']}")
 
-    def _output(self, wanted: Wanted, array: Array) -> Tensor:
-        port = self.outputs[wanted.name]
+    def _output(self, requested: RequestedOutput, array: Array) -> Tensor:
+        port = self.outputs[requested.name]
         if port.converted:
             array = to_bf16(array)
-        classes = whole(wanted.parameters, "classification", f"output {wanted.name!r}")
+        classes = whole(requested.parameters, "classification", f"output {requested.name!r}")
         if classes:
             array = classify(array, classes, port.labels, batched=self.max_batch > 0)
-            return Tensor(wanted.name, BYTES, array.shape, array)
+            return Tensor(requested.name, BYTES, array.shape, array)
         if port.inner is not None:
             batch = array.shape[:1] if self.max_batch else ()
             array = array.reshape(*batch, *port.shape())
-        return Tensor(wanted.name, port.datatype, array.shape, array)
+        return Tensor(requested.name, port.datatype, array.shape, array)
 
 
 def _check_range(where: str, size: int, dim: DimRange, sizes: dict[str, int]) -> None:
@@ -327,15 +235,6 @@ class _Work:
     answer: asyncio.Future[dict[str, Array]]
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """Instances of a file, and what they take and give."""
-
-    runners: Sequence[Runner]
-    inputs: Sequence[Port]
-    outputs: Sequence[Port]
-
-
 class QueuedModel(Model):
     """A model with instances in threads, and a queue."""
 
@@ -349,8 +248,13 @@ class QueuedModel(Model):
         self._loop: asyncio.AbstractEventLoop | None = None
         policy = policy_of(config, max_queue)
         self.scheduler = Scheduler(
-            policy, [partial(self._run, runner) for runner in opened.runners], self._fail
+            policy, [partial(self._run, runner) for runner in opened.runners], self._post
         )
+        # Code of the CPU alone may run in the thread of the event loop: it does not hang.
+        self._on_cpu = isinstance(opened.runners[0], OnnxFile) or {"portable"} == {
+            report.implementation for report in self.reports
+        }
+        self._usual_ns = SHORT_NS
 
     def close(self) -> None:
         """Answer what waits, then close the instances."""
@@ -368,16 +272,18 @@ class QueuedModel(Model):
         """Return a request of zeros."""
         inputs = []
         for port in self.inputs.values():
-            sizes = [_usual(dim) for dim in port.dims]
+            sizes = [usual_size(dim) for dim in port.dims]
             shape = [1, *sizes] if self.max_batch else sizes
             array = np.zeros(shape, DATATYPES[port.datatype].numpy)
             inputs.append(Tensor(port.name, port.datatype, array.shape, array))
         return InferRequest(self.name, str(self.version), inputs)
 
-    async def run(self, request: InferRequest) -> dict[str, Array]:
-        """Queue a request and wait for its outputs."""
+    async def run(
+        self, request: InferRequest, hidden: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """Queue a request and wait for its outputs; `hidden` inputs are not the client's."""
         self._loop = asyncio.get_running_loop()
-        feeds = {tensor.name: self._feed(tensor) for tensor in request.inputs}
+        feeds = {tensor.name: self._feed(tensor) for tensor in request.inputs} | dict(hidden or {})
         work = _Work(feeds, self._loop.create_future())
         where = f"the request to model {self.name!r}"
         item = Item(
@@ -387,9 +293,13 @@ class QueuedModel(Model):
             whole(request.parameters, "priority", where),
             whole(request.parameters, "timeout", where) / 1e6,
         )
-        self.scheduler.submit(item)
+        if self._on_cpu and self._usual_ns < SHORT_NS:
+            if results := self.scheduler.run_here(item):
+                _deliver([item], results)
+        else:
+            self.scheduler.submit(item)
         timer = None
-        if item.timeout_s:
+        if item.timeout_s and not work.answer.done():
             timer = self._loop.call_later(item.timeout_s, self.scheduler.expire)
         try:
             return await work.answer
@@ -417,8 +327,8 @@ class QueuedModel(Model):
                 )
         return array
 
-    def _run(self, runner: Runner, items: list[Item]) -> None:
-        """Run a batch in a thread of this instance."""
+    def _run(self, runner: Runner, items: list[Item]) -> Sequence[dict[str, Array] | Refusal]:
+        """Run a batch on an instance."""
         begin_ns = time.perf_counter_ns()
         waited_ns = sum(int((time.monotonic() - item.queued_s) * 1e9) for item in items)
         rows = [item.rows for item in items]
@@ -431,6 +341,7 @@ class QueuedModel(Model):
             fed = next((len(one) for one in feeds.values()), None) if self.max_batch else None
             results = list(self._split(outputs, rows, fed))
             end_ns = time.perf_counter_ns()
+            self._usual_ns = max(end_ns - begin_ns, self._usual_ns * 9 // 10)
             self.figures.ran(rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns))
         except Exception as error:  # noqa: BLE001  (a client waits for an answer)
             if not isinstance(error, TandemError):
@@ -438,12 +349,11 @@ class QueuedModel(Model):
             refusal = Refusal(Status.INTERNAL, f"model {self.name!r} failed: {error}")
             refusal = error if isinstance(error, Refusal) else refusal
             results = [refusal for _ in items]
+        return results
+
+    def _post(self, items: Sequence[Item], results: Sequence[dict[str, Array] | Refusal]) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(_deliver, items, results)
-
-    def _fail(self, item: Item, refusal: Refusal) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(_deliver, [item], [refusal])
 
     def _stack(self, feeds: Sequence[dict[str, Array]], rows: int) -> dict[str, Array]:
         """Return the feeds one below another, filled up to a batch that the engine takes."""
@@ -492,6 +402,17 @@ def _deliver(items: Sequence[Item], results: Sequence[dict[str, Array] | Refusal
 
 def policy_of(config: Config, max_queue: int) -> Policy:
     """Return how a configuration wants requests queued and batched."""
+    if config.HasField("sequence_batching"):
+        row = getattr(
+            config.sequence_batching, config.sequence_batching.WhichOneof("choice") or "direct"
+        )
+        return Policy(
+            model=config.name,
+            max_batch=max(1, config.max_batch_size),
+            preferred=tuple(getattr(row, "preferred_batch_size", ())),
+            delay_s=row.max_queue_delay_microseconds / 1e6,
+            max_queue=max_queue,
+        )
     if not config.HasField("dynamic_batching"):
         return Policy(config.name, max_queue=max_queue)
     rows = config.dynamic_batching
@@ -518,66 +439,3 @@ def _queue_policy(row: Any) -> QueuePolicy:  # noqa: ANN401
         delays=row.timeout_action == 1,
         own_timeout=row.allow_timeout_override,
     )
-
-
-def open_file(path: Path, count: int, dla_core: int | None, profile: str | None) -> Opened:
-    """Open the instances of an engine, or of a model.onnx; all share its weights.
-
-    `count` 0: one, or one for each DLA core where frames take turns on them. They have run once
-    when this returns. Raises TandemError.
-    """
-    if count > MAX_INSTANCES:
-        raise SessionError(f"{path}: {count} instances were asked for; at most {MAX_INSTANCES} run")
-    with ExitStack() as stack:
-        runners: list[Runner] = []
-        if path.suffix == ".onnx":
-            first = OnnxFile(path)
-            runners = [first, *(OnnxFile(path, first) for _ in range(1, count))]
-            inputs, outputs = first.inputs, first.outputs
-        else:
-            engine = stack.enter_context(open_engine(path))
-            turn = 0 if dla_core is None else None
-            session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
-            closing = stack.enter_context(ExitStack())
-            closing.callback(session.close)
-            runners.append(session)
-            for number in range(1, count or turns_of(engine, session)):
-                turn = number if dla_core is None else None
-                session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
-                closing.callback(session.close)
-                runners.append(session)
-            inputs, outputs = ports_of_engine(engine.manifest)
-            for runner in runners:
-                warm_up(runner, inputs)
-            closing.pop_all()
-        return Opened(runners, inputs, outputs)
-
-
-def warm_up(runner: Runner, inputs: Sequence[Port]) -> None:
-    """Run an instance once, on zeros of the sizes that it was built for. Raises SessionError."""
-    runner.infer({
-        port.name: np.zeros(
-            [_usual(dim) for dim in port.dims], DATATYPES[port.datatype].numpy
-        )
-        for port in inputs
-    })  # fmt: skip
-
-
-def _usual(dim: Dim) -> int:
-    return dim.opt if isinstance(dim, DimRange) else dim if isinstance(dim, int) else 1
-
-
-def ports_of_engine(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """Return the inputs and outputs of an engine."""
-    dims = {dim.name: dim for dim in manifest.dims}
-    tensors = {tensor.name: tensor for tensor in manifest.tensors}
-    inputs, outputs = (
-        tuple(_port(tensors[name], dims) for name in names)
-        for names in (manifest.inputs, manifest.outputs)
-    )
-    return inputs, outputs
-
-
-def _port(tensor: TensorInfo, dims: Mapping[str, DimRange]) -> Port:
-    sizes = tuple(dims[dim] if isinstance(dim, str) else dim for dim in tensor.shape)
-    return Port(tensor.name, BY_NUMPY[tensor.dtype], sizes)

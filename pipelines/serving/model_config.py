@@ -134,13 +134,21 @@ def complete(
             f"the configuration names the model {full.name!r}; its folder is {name!r}."
         )
     full.name = name
+    if full.model_transaction_policy.decoupled:
+        raise ConfigError(
+            f"model {name!r} is decoupled (model_transaction_policy): this server gives one answer"
+            " to a request. Set decoupled to false."
+        )
     if not full.platform and not full.backend:
         full.platform = platform
     if platform != ENSEMBLE:
         declared = full.max_batch_size > 0
         _complete_batch(full, batch_of(inputs, outputs, declared=declared))
-        _complete_ports(full, full.input, inputs)
-        _complete_ports(full, full.output, outputs)
+        sequence = full.sequence_batching
+        hidden = {row.name for row in sequence.control_input}
+        hidden |= {name for row in sequence.state for name in (row.input_name, row.output_name)}
+        for fields, ports in ((full.input, inputs), (full.output, outputs)):
+            _complete_ports(full, fields, [port for port in ports if port.name not in hidden])
         if not full.instance_group:
             full.instance_group.add(name=f"{name}_0", count=1, kind="KIND_AUTO")
     if full.version_policy.WhichOneof("choice") is None:
@@ -224,6 +232,12 @@ def ports_of(
             )
         inner = tuple(field.reshape.shape) if field.HasField("reshape") else None
         outer = tuple(field.dims)
+        target = outer if which == "output" else inner or ()
+        if inner is not None and target.count(-1) > 1:
+            raise ConfigError(
+                f"{where} becomes {list(target)} (reshape): one dimension may be -1,"
+                f" {target.count(-1)} are."
+            )
         if not fits(inner if inner is not None else outer, dims):
             raise ConfigError(
                 f"{where} has {list(outer if inner is None else inner)} in its configuration,"

@@ -92,19 +92,18 @@ BY_NUMPY = {str(row.numpy): name for name, row in DATATYPES.items() if name != B
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor on its way in or out. `place`: the shared memory that an answer is written to,
-    as (region, offset); `binary`: HTTP sends it as bytes behind the JSON."""
+    """A tensor on its way in or out. `place`: the shared memory that an input is to be read from,
+    or an output was written to, as (region, offset, bytes)."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: Array
     place: tuple[str, int, int] | None = None
-    binary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedOutput:
     """An output that a request asks for."""
 
     name: str
@@ -118,7 +117,7 @@ class InferRequest:
     model: str
     version: str
     inputs: Sequence[Tensor]
-    outputs: Sequence[Wanted] = ()
+    outputs: Sequence[RequestedOutput] = ()
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
     traceparent: str = ""

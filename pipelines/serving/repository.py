@@ -17,7 +17,8 @@ from typing import Any, Literal
 from device.errors import ConfigError, SessionError, TandemError
 from pipelines.serving.bundles import BundleModel, PictureModel, is_bundle, models_of
 from pipelines.serving.ensemble import Ensemble
-from pipelines.serving.model import Model, QueuedModel, open_file
+from pipelines.serving.instances import open_file
+from pipelines.serving.model import Model, QueuedModel
 from pipelines.serving.model_config import (
     CONFIG,
     ENSEMBLE,
@@ -29,6 +30,7 @@ from pipelines.serving.model_config import (
     read_config,
 )
 from pipelines.serving.protocol import Refusal, Status, refuse
+from pipelines.serving.sequences import SequenceModel
 
 Mode = Literal["none", "explicit", "poll"]
 
@@ -177,10 +179,10 @@ class Repository:
         """Return the versions of a model that are ready."""
         return sorted(self._models.get(name, ()))
 
-    def index(self) -> list[dict[str, str]]:
+    async def index(self) -> list[dict[str, str]]:
         """Return all models of the folder with their state."""
         try:
-            unknown = [name for name in self._scan() if name not in self._states]
+            unknown = [name for name in await self._sources() if name not in self._states]
         except ConfigError:
             unknown = []
         rows = [
@@ -191,9 +193,13 @@ class Repository:
         rows += [{"name": name, "version": "", "state": "", "reason": ""} for name in unknown]
         return sorted(rows, key=lambda row: row["name"])
 
+    async def _sources(self) -> Mapping[str, Source]:
+        """Return the models on disk. Raises ConfigError."""
+        return await asyncio.to_thread(self._scan)
+
     async def load_all(self, names: Sequence[str] = ()) -> None:
         """Load all models, in mode explicit those of `names` ("*": all); what fails is noted."""
-        sources = self._scan()
+        sources = await self._sources()
         if self.mode == "explicit" and "*" not in names:
             for name in names:
                 if name not in sources:
@@ -223,8 +229,10 @@ class Repository:
     async def _look_again(
         self, before: Mapping[str, tuple[tuple[str, int, int], ...]]
     ) -> dict[str, tuple[tuple[str, int, int], ...]]:
-        sources = self._scan()
-        now = {name: source.signature() for name, source in sources.items()}
+        sources = await self._sources()
+        now = await asyncio.to_thread(
+            lambda: {name: source.signature() for name, source in sources.items()}
+        )
         for name, signature in now.items():
             settled = before.get(name) == signature  # else it may still be written
             if settled and self._loaded_from.get(name) != signature:
@@ -246,10 +254,10 @@ class Repository:
         """
         self._check_control()
         try:
-            source = self._scan().get(name)
             if files:
                 await self._finish(self._load_files(name, override, files))
                 return
+            source = (await self._sources()).get(name)
             if source is None:
                 refuse(
                     f"failed to load {name!r}, failed to poll from model repository: it has"
@@ -340,10 +348,10 @@ class Repository:
                 self._loading[name] = config
                 if config.HasField("ensemble_scheduling"):
                     await self._load_steps(name, config)
-                wanted = _versions(config, source)
+                versions = _versions(config, source)
                 if not former:
-                    states |= dict.fromkeys(wanted, (LOADING, ""))
-                models = await asyncio.to_thread(self._open_all, source, config, wanted)
+                    states |= dict.fromkeys(versions, (LOADING, ""))
+                models = await asyncio.to_thread(self._open_all, source, config, versions)
             except Exception as error:
                 if not former:
                     numbers = list(states) or [max(source.versions, default=1)]
@@ -361,17 +369,17 @@ class Repository:
                 await asyncio.to_thread(model.close)
 
     async def _load_steps(self, name: str, config: Config) -> None:
-        sources = self._scan()
+        sources = await self._sources()
         for step in config.ensemble_scheduling.step:
-            if self._reaches(step.model_name, name):
+            if self._reaches(step.model_name, name, sources):
                 raise ConfigError(f"ensemble {name!r} has itself as a step.")
             if step.model_name not in self._models and step.model_name in sources:
                 await self._load(sources[step.model_name])
 
-    def _reaches(self, start: str, name: str) -> bool:
+    def _reaches(self, start: str, name: str, sources: Mapping[str, Source]) -> bool:
         """Whether a model is, or has as a step, the one of this name: by the files on disk, and by
         configurations of requests."""
-        seen, waiting, sources = set(), [start], self._scan()
+        seen, waiting = set(), [start]
         while waiting:
             one = waiting.pop()
             if one == name:
@@ -427,7 +435,8 @@ class Repository:
         platform = "onnxruntime_onnx" if path.suffix == ".onnx" else "tandem_engine"
         try:
             full = complete(config, source.name, platform, opened.inputs, opened.outputs)
-            return QueuedModel(version, full, opened, source.folder, self._max_queue)
+            kind = SequenceModel if full.HasField("sequence_batching") else QueuedModel
+            return kind(version, full, opened, source.folder, self._max_queue)
         except TandemError:
             for runner in opened.runners:
                 runner.close()
@@ -454,14 +463,14 @@ def _versions(config: Config, source: Source) -> list[int]:
     policy = config.version_policy
     kind = policy.WhichOneof("choice")
     if kind == "specific":
-        wanted = [number for number in numbers if number in policy.specific.versions]
+        versions = [number for number in numbers if number in policy.specific.versions]
     elif kind == "all":
-        wanted = numbers
+        versions = numbers
     else:
-        wanted = numbers[-max(1, policy.latest.num_versions if kind else 1) :]
-    if not wanted:
+        versions = numbers[-max(1, policy.latest.num_versions if kind else 1) :]
+    if not versions:
         raise ConfigError(
             f"model {source.name!r} has no version that its version_policy wants; {source.folder}"
             f" has {', '.join(map(str, numbers)) or 'none'}."
         )
-    return wanted
+    return versions

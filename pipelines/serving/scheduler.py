@@ -149,24 +149,28 @@ class RequestQueue:
 _NOBODY = Item(None, 0, None)
 
 
+Run = Callable[[list[Item]], Sequence[Any]]
+
+
 class Scheduler:
     """The queue of a model and a thread for each of its instances."""
 
     def __init__(
         self,
         policy: Policy,
-        runs: Sequence[Callable[[list[Item]], None]],
-        fail: Callable[[Item, Refusal], None],
+        runs: Sequence[Run],
+        deliver: Callable[[Sequence[Item], Sequence[Any]], None],
     ) -> None:
-        """`runs`: what each instance does with a batch; it raises nothing. `fail` answers one that
-        waited too long."""
+        """`runs`: what each instance does with a batch, and returns for each request; it raises
+        nothing. `deliver` gives a request that, or a Refusal where it waited too long."""
         self._queue = RequestQueue(policy)
-        self._fail = fail
+        self._deliver = deliver
+        self._free = list(runs)
         self._changed = threading.Condition()
         self._closing = False
         self._threads = [
-            threading.Thread(target=self._loop, args=(run,), name=f"serve-{policy.model}-{number}")
-            for number, run in enumerate(runs)
+            threading.Thread(target=self._loop, name=f"serve-{policy.model}-{number}")
+            for number in range(len(runs))
         ]
         for thread in self._threads:
             thread.daemon = True
@@ -180,10 +184,35 @@ class Scheduler:
     def submit(self, item: Item) -> None:
         """Queue a request. Raises Refusal."""
         with self._changed:
-            if self._closing:
-                refuse(f"model {self._queue.policy.model!r} is being unloaded", Status.UNAVAILABLE)
-            self._queue.put(item, time.monotonic())
+            self._put(item)
             self._changed.notify()
+
+    def run_here(self, item: Item) -> Sequence[Any]:
+        """Run a request in the thread of the caller, which costs less than to wake another; queue
+        it, and return nothing, if no instance is free or it is to wait for others. Raises
+        Refusal."""
+        with self._changed:
+            alone = not self._queue and self._free and not self._queue.policy.delay_s
+            self._put(item)
+            if not alone:
+                self._changed.notify()
+                return ()
+            self._queue.take(float("inf"))
+            run = self._free.pop()
+        return self._run(run, [item])
+
+    def _put(self, item: Item) -> None:
+        if self._closing:
+            refuse(f"model {self._queue.policy.model!r} is being unloaded", Status.UNAVAILABLE)
+        self._queue.put(item, time.monotonic())
+
+    def _run(self, run: Run, batch: list[Item]) -> Sequence[Any]:
+        try:
+            return run(batch)
+        finally:
+            with self._changed:
+                self._free.append(run)
+                self._changed.notify()
 
     def close(self) -> bool:
         """Run what waits, then end the threads. Return whether all ended within the limit."""
@@ -195,12 +224,10 @@ class Scheduler:
             thread.join(max(0.0, ends_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _loop(self, run: Callable[[list[Item]], None]) -> None:
-        while True:
-            batch = self._next()
-            if batch is None:
-                return
-            run(batch)
+    def _loop(self) -> None:
+        while (work := self._next()) is not None:
+            run, batch = work
+            self._deliver(batch, self._run(run, batch))
 
     def expire(self) -> None:
         """Refuse what has waited too long."""
@@ -214,17 +241,20 @@ class Scheduler:
                 f"request timeout expired: it waited {waited_ms:.1f} ms for model"
                 f" {self._queue.policy.model!r} and may wait {item.timeout_s * 1e3:.1f} ms"
             )
-            self._fail(item, Refusal(Status.UNAVAILABLE, sentence))
+            self._deliver([item], [Refusal(Status.UNAVAILABLE, sentence)])
 
-    def _next(self) -> list[Item] | None:
-        """Wait for the next batch; None: there are no more."""
+    def _next(self) -> tuple[Run, list[Item]] | None:
+        """Wait for the next batch and an instance that is free; None: there are no more."""
         with self._changed:
             while True:
                 now_s = time.monotonic()
                 self._expire(now_s)
-                batch, again_s = self._queue.take(now_s if not self._closing else float("inf"))
+                batch: list[Item] = []
+                again_s = None
+                if self._free:
+                    batch, again_s = self._queue.take(now_s if not self._closing else float("inf"))
                 if batch:
-                    return batch
-                if self._closing:
+                    return self._free.pop(), batch
+                if self._closing and not self._queue:
                     return None
                 self._changed.wait(None if again_s is None else max(0.0, again_s - now_s))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import ssl
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pipelines.serving.service import Service
 
 MIB = 1 << 20
+KEPT_BYTES = 32 * MIB  # the most that malloc.h takes for the threshold of mmap
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 GRACE_S = 5.0  # what is being answered at the end may take so long
 
 _log = logging.getLogger(__name__)
@@ -52,6 +55,7 @@ class ServeOptions:
     key: Path | None = None
     client_ca: Path | None = None
     token_file: Path | None = None
+    otlp: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ async def serving(
         from pipelines.serving.repository import Repository, scan
         from pipelines.serving.service import Service
         from pipelines.serving.shared_memory import SystemRegions
+        from pipelines.serving.spans import Spans
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs {error.name}: {pip_install('serve')}") from error
     token = _read(options.token_file).decode().strip() if options.token_file else ""
@@ -86,6 +91,7 @@ async def serving(
     prefix = options.shared_memory_prefix
     if prefix is None and is_loopback(options.host):
         prefix = ""
+    _keep_memory()
     async with AsyncExitStack() as stack:
         regions = SystemRegions(prefix)
         stack.callback(regions.close)
@@ -95,8 +101,10 @@ async def serving(
             profile=options.profile,
             max_queue=options.max_queue,
         )
+        spans = stack.enter_context(Spans(options.otlp)) if options.otlp else None
         service = Service(
-            repository, regions, token=token, max_request_bytes=options.max_request_mb * MIB,
+            repository, regions, token=token, spans=spans,
+            max_request_bytes=options.max_request_mb * MIB,
             max_in_flight_bytes=max(options.max_in_flight_mb, options.max_request_mb) * MIB,
         )  # fmt: skip
         http = HttpServer(service, options.host, options.max_connections)
@@ -115,6 +123,15 @@ async def serving(
         names = tuple(dict.fromkeys(model.name for model in repository.models))
         yield replace(ports, models=names, reasons=repository.reasons)
         service.ready = False
+
+
+def _keep_memory() -> None:
+    """Let malloc keep what requests give back: to map and clear the pages of tensors anew for each
+    costs as much as to read them."""
+    with contextlib.suppress(AttributeError):  # of glibc alone; the numbers are those of malloc.h
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_TRIM_THRESHOLD, 2 * KEPT_BYTES)
+        mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
 
 
 async def _listen_http(
@@ -148,6 +165,7 @@ async def _listen_grpc(
             service,
             f"{host}:{options.grpc_port}",
             max_concurrent=options.max_queue,
+            max_connections=options.max_connections,
             credentials=_credentials(options),
         )
     except RuntimeError as error:

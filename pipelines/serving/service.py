@@ -3,6 +3,8 @@
 import hmac
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib.metadata import version as installed
 from typing import Any
 
@@ -14,18 +16,19 @@ from pipelines.serving.protocol import (
     Parameter,
     Parameters,
     Refusal,
+    RequestedOutput,
     Status,
     Tensor,
-    Wanted,
     refuse,
 )
 from pipelines.serving.repository import Repository
 from pipelines.serving.shared_memory import Region, SystemRegions
+from pipelines.serving.spans import Spans
 
 EXTENSIONS = (
     "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
-    "model_repository(unload_dependents)", "parameters", "schedule_policy", "statistics",
-    "system_shared_memory", "trace",
+    "model_repository(unload_dependents)", "parameters", "schedule_policy", "sequence",
+    "statistics", "system_shared_memory", "trace",
 )  # fmt: skip
 
 # Settings that clients may read and change, with their values at the start.
@@ -52,12 +55,13 @@ class Service:
 
     def __init__(
         self, repository: Repository, regions: SystemRegions, *, token: str = "",
-        max_request_bytes: int, max_in_flight_bytes: int,
+        max_request_bytes: int, max_in_flight_bytes: int, spans: Spans | None = None,
     ) -> None:  # fmt: skip
         self.repository = repository
         self.regions = regions
         self.ready = False
         self.max_request_bytes = max_request_bytes
+        self._spans = spans
         self._token = token
         self._max_in_flight_bytes = max_in_flight_bytes
         self._in_flight_bytes = 0
@@ -90,6 +94,9 @@ class Service:
                 f"the request has {total} bytes; this server takes {self.max_request_bytes}",
                 Status.TOO_LARGE,
             )
+        self._count(size, total)
+
+    def _count(self, size: int, total: int) -> None:
         if self._in_flight_bytes + size > self._max_in_flight_bytes:
             refuse(
                 f"requests of {self._in_flight_bytes} bytes are being answered, and this one has"
@@ -175,13 +182,23 @@ class Service:
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run a model. Raises Refusal."""
+        with self._spans.span(request) if self._spans else nullcontext():
+            return await self._infer(request)
+
+    async def _infer(self, request: InferRequest) -> InferResponse:
         model = self.repository.find(request.model, request.version)
         places = {
             one.name: self.regions.place(f"output {one.name!r}", one.parameters)
             for one in request.outputs
             if "shared_memory_region" in one.parameters
         }
-        tensors = await model.infer(request)
+        shared = sum(one.place[2] for one in request.inputs if one.place is not None)
+        self._count(shared, shared)
+        try:
+            inputs = [self.regions.read(one) for one in request.inputs]
+            tensors = await model.infer(replace(request, inputs=inputs) if shared else request)
+        finally:
+            self.release(shared)
         if places:
             tensors = [self._placed(one, places.get(one.name)) for one in tensors]
         if request.traceparent and _trace_log.isEnabledFor(logging.INFO):
@@ -205,7 +222,7 @@ def refusal_of(error: Exception, what: str) -> Refusal:
     return Refusal(Status.INTERNAL, f"the server failed: {error!r}"[:1000])
 
 
-def wants_binary(wanted: Wanted | None, parameters: Parameters) -> bool:
+def wants_binary(requested: RequestedOutput | None, parameters: Parameters) -> bool:
     """Whether HTTP is to send an output as bytes."""
     default = bool(parameters.get("binary_data_output", False))
-    return bool(wanted.parameters.get("binary_data", default)) if wanted else default
+    return bool(requested.parameters.get("binary_data", default)) if requested else default

@@ -2,14 +2,29 @@
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.serving.protocol import BYTES, Parameters, Status, check_size, refuse, whole
+import numpy as np
+
+from pipelines.serving.codec import from_bytes
+from pipelines.serving.protocol import (
+    BYTES,
+    Array,
+    Parameters,
+    Status,
+    Tensor,
+    check_size,
+    refuse,
+    whole,
+)
 
 ROOT = Path("/dev/shm")  # where shm_open has its objects on Linux
 MAX_REGIONS = 1024
+NO_CUDA = "CUDA shared memory is not served: use system shared memory, or send the bytes"
+
+_UNREAD: Array = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +103,29 @@ class SystemRegions:
             )
         return self._regions[name]
 
-    def read(
-        self, tensor: str, datatype: str, shape: Sequence[int], parameters: Parameters
-    ) -> bytes:
-        """Return the bytes of an input. They are copied: the client may shrink the object, and a
-        mapping of what has gone would end this process. Raises Refusal."""
-        region, offset, size = self.place(f"input {tensor!r}", parameters)
+    def input(
+        self, name: str, datatype: str, shape: tuple[int, ...], parameters: Parameters
+    ) -> Tensor:
+        """Return an input that is to be read. Raises Refusal."""
+        region, offset, size = self.place(f"input {name!r}", parameters)
         if datatype != BYTES:
-            check_size(tensor, datatype, shape, size)
+            check_size(name, datatype, shape, size)
+        return Tensor(name, datatype, shape, _UNREAD, (region.name, offset, size))
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return an input with its data. They are copied: the client may shrink the object, and a
+        mapping of what has gone would end this process. Raises Refusal."""
+        if tensor.place is None:
+            return tensor
+        name, offset, size = tensor.place
+        region = self.find(name)
         data = os.pread(region.fd, size, region.offset + offset)
         if len(data) != size:
             refuse(
-                f"input {tensor!r}: shared memory region {region.name!r} has {len(data)} bytes from"
+                f"input {tensor.name!r}: shared memory region {name!r} has {len(data)} bytes from"
                 f" offset {offset}; {size} were asked for"
             )
-        return data
+        return from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
 
     def place(self, where: str, parameters: Parameters) -> tuple[Region, int, int]:
         """Return the region, offset and size that parameters name. Raises Refusal."""

@@ -23,7 +23,7 @@ from pipelines.results import (
 from pipelines.sinks.draw_zones import NO_PLACES, Places, outline
 from pipelines.sinks.labels import Label, scale_of, write_labels
 from pipelines.stages.decoders.rotated import corners_of_rotated
-from pipelines.stages.mask_pixels import mask_bits
+from pipelines.stages.mask_pixels import mask_on
 from pipelines.stages.zones import NO_ZONES, ZoneFrame
 from pipelines.vision import cv2
 
@@ -118,9 +118,7 @@ def _draw_detections(canvas: Image, detections: Detections, drawing: Drawing) ->
     colors = [class_id + drawing.first_color for class_id in class_ids]
     if detections.masks is not None:
         for row, color in enumerate(colors):
-            bits, x, y = mask_bits(detections, row)
-            part = canvas[y : y + bits.shape[0], x : x + bits.shape[1]]
-            inside = bits[: part.shape[0], : part.shape[1]]
+            part, inside = mask_on(canvas, detections, row)
             part[inside] = (part[inside] + np.array(_color(color))) // 2
     tracks = [NO_TRACK] * len(class_ids)
     if detections.track_ids is not None:

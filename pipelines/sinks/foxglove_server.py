@@ -7,7 +7,7 @@ from pipelines.ros2 import messages as kinds
 from pipelines.ros2.cdr import Message, encode
 from pipelines.ros2.messages import message_text
 from pipelines.sink_config import FoxgloveSink
-from pipelines.sinks.recording import DIAGNOSTICS, TOPICS, RecordingOut, topic_prefix
+from pipelines.sinks.recording import DIAGNOSTICS, RecordingOut
 from pipelines.sinks.result import SinkContext
 
 try:
@@ -26,17 +26,14 @@ BACKLOG = 64  # messages that a slow viewer may be behind; then its oldest are d
 class FoxgloveOut(RecordingOut):
     """A server for any number of viewers; pictures are encoded while one of them wants them."""
 
-    kind = "foxglove"
-
     def __init__(self, config: FoxgloveSink, context: SinkContext) -> None:
         """Listen. Raises PipelineError."""
-        super().__init__(config, context)
+        super().__init__("foxglove", config, context)
         # Others in this process may use the library, too. Channels end with their context.
         self._context = own = Context()
         topics = {DIAGNOSTICS: kinds.DIAGNOSTICS}
-        for camera in context.cameras:
-            prefix = topic_prefix(camera, context.cameras)
-            topics |= {prefix + topic: kind for topic, (kind, _) in TOPICS.items()}
+        for of_camera in self._topics.values():
+            topics |= {topic: kind for topic, kind, _ in of_camera}
         self._channels = {
             topic: Channel(
                 topic,
@@ -59,8 +56,7 @@ class FoxgloveOut(RecordingOut):
                 f"the foxglove sink cannot listen on {config.host}:{config.port} ({error}): give"
                 " another `port`, or end what uses it."
             ) from error
-        address = f"ws://{config.host}:{self._server.port}"
-        _log.info("live view at %s: %s", address, self._server.app_url())
+        _log.info("live view: %s", self._server.app_url())
 
     @property
     def port(self) -> int:

@@ -138,12 +138,11 @@ class McapFile:
 class McapOut(RecordingOut):
     """Writes recordings, the next one at `max_mb` or `max_s`: seen.mcap, seen-0001.mcap ..."""
 
-    kind = "mcap"
     _config: McapSink
 
     def __init__(self, config: McapSink, context: SinkContext) -> None:
         """Claim the first file. Raises PipelineError."""
-        super().__init__(config, context)
+        super().__init__("mcap", config, context)
         self._files = context.files
         self._about = dict(context.about)
         self._base = context.files.place(config.path, "mcap")

@@ -94,18 +94,39 @@ class FrameResult:
 
     def to_supervision(self) -> "supervision.Detections":
         """Return the objects as `supervision.Detections`, whose arrays are those of `detections`;
-        ImportError without that package."""
+        the masks of the network are enlarged to the frame. ImportError without that package."""
         from supervision import Detections as Supervised
 
         objects = self.detections
         labels = [one.label for one in self.event.detections]
+        mask = None
+        if objects.masks is not None:
+            from pipelines.stages.mask_pixels import mask_on
+
+            mask = np.zeros((len(objects), *self.frame.size), np.bool_)
+            for row, canvas in enumerate(mask):
+                part, inside = mask_on(canvas, objects, row)
+                part[:] = inside
         return Supervised(
             xyxy=objects.boxes,
+            mask=mask,
             confidence=objects.scores,
             class_id=objects.class_ids,
             tracker_id=objects.track_ids,
             data={"class_name": np.array(labels)},
         )
+
+    def to_supervision_keypoints(self) -> "supervision.KeyPoints":
+        """Return the key points as `supervision.KeyPoints`, views of those of `detections`;
+        TypeError if the model gives none, ImportError without that package."""
+        from supervision import KeyPoints
+
+        objects = self.detections
+        if objects.keypoints is None:
+            raise TypeError("the model of this result gives no key points")
+        labels = np.array([one.label for one in self.event.detections])
+        points, scores = objects.keypoints[..., :2], objects.keypoints[..., 2]
+        return KeyPoints(points, objects.class_ids, scores, data={"class_name": labels})
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a row for each object; its numbers are views of the arrays of `detections`.

@@ -1,20 +1,11 @@
-"""Results for robots: messages of ROS 2 over Zenoh or DDS. docs/ros2.md has the topics.
+"""Results for robots: messages of ROS 2 over Zenoh or DDS. docs/ros2.md has the topics."""
 
-A thread of its own makes and sends messages, so that the loop never waits for a network.
-"""
-
-import ctypes
-import logging
 import re
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
-from device.board_files import hottest_c
 from device.errors import PipelineError
 from device.protocol.messages import Stats
 from pipelines.rate import RateLimit
@@ -24,6 +15,7 @@ from pipelines.ros2.wire import Node, Publisher, open_wire
 from pipelines.sink_config import Ros2Qos, Ros2Sink, Ros2Topic
 from pipelines.sinks import ros2_messages as convert
 from pipelines.sinks.draw_result import draw_result
+from pipelines.sinks.queued import QueuedSink, check_names, topic_prefix
 from pipelines.sinks.result import FrameResult, SinkContext
 from pipelines.sinks.ros2_camera_info import Calibration, read_calibration
 from pipelines.sinks.ros2_parameters import PACKAGE, Parameters
@@ -32,10 +24,6 @@ from pipelines.vision import cv2
 QUEUED = 4  # frames; with a slow network the oldest are dropped
 CLOSE_S = 1.0
 JPEG_QUALITY = 80
-TIME_ERROR = 5  # adjtimex: the clock is not synchronised
-SIZE_OF_TIMEX = 208  # bytes, on 64-bit Linux
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +118,11 @@ TOPICS: dict[Ros2Topic, tuple[Topic, ...]] = {
 CAMERA_INFO = Topic("camera_info", kinds.CAMERA_INFO, _camera_info)
 
 
-class Ros2Out(AbstractContextManager["Ros2Out"]):
+class Ros2Out(QueuedSink):
     """A node that publishes results, at most `max_hz` frames a second of each camera."""
 
     def __init__(self, config: Ros2Sink, context: SinkContext) -> None:
+        super().__init__("ros2", QUEUED, "oldest", CLOSE_S)
         if "detections_3d" in config.topics and not config.camera_info:
             raise PipelineError(
                 "detections_3d of the ros2 sink needs the camera's calibration: give the file as"
@@ -169,56 +158,29 @@ class Ros2Out(AbstractContextManager["Ros2Out"]):
             self._wire.close()
             raise
         self._limits = {camera: RateLimit(config.max_hz) for camera in cameras}
-        self._dropped: Counter[str] = Counter()
-        self._ages_ms: dict[str, float] = {}
-        self._runs: dict[str, str] = {}
-        self._pipeline = ""
-        self._queue: deque[FrameResult | Stats] = deque()
-        self._filled = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._send_all, name="ros2-sink", daemon=True)
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """ros2_rate: over max_hz; ros2_queue: the network or this machine is too slow; ros2_error:
-        a message could not be made or sent."""
-        return dict(self._dropped)
-
-    def __enter__(self) -> "Ros2Out":
-        """Begin to send."""
-        self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Send the queue for a short time, then leave the network."""
-        with self._filled:
-            self._closing = True
-            self._filled.notify()
-        self._thread.join(CLOSE_S)
+        super().__exit__()
         # A network that does not answer must not hold the end of the pipeline.
         goodbye = threading.Thread(target=self._wire.close, name="ros2-goodbye", daemon=True)
         goodbye.start()
         goodbye.join(CLOSE_S)
 
     def write(self, result: FrameResult) -> None:
-        """Queue a result for the sender thread."""
-        camera = result.frame.camera
-        self._pipeline = result.event.pipeline
-        # New mappings each time: the sender thread reads the old ones.
-        self._ages_ms = {**self._ages_ms, camera: result.event.age_ms}
-        self._runs = {**self._runs, **{one.model: ", ".join(one.processors) for one in result.runs}}
-        if self._limits[camera].allows(time.monotonic()):
-            self._append(result)
+        """Queue a result, but over `max_hz`: ros2_rate."""
+        if self._limits[result.frame.camera].allows(time.monotonic()):
+            super().write(result)
         else:
             self._dropped["ros2_rate"] += 1
 
     def take_stats(self, stats: Stats) -> None:
         """Queue the figures of the last second."""
         if self._health is not None:
-            self._append(stats)
+            super().take_stats(stats)
 
     def _open_camera(self, camera: str, calibration: Calibration | None) -> Camera:
-        prefix = f"{ros_name(camera)}/" if len(self._context.cameras) > 1 else ""
+        prefix = topic_prefix(camera, self._context.cameras)[1:]  # in the namespace
         publishers = {
             one.name: self._wire.publish(prefix + one.name, one.kind, one.qos or self._config.qos)
             for one in self._topics
@@ -230,33 +192,8 @@ class Ros2Out(AbstractContextManager["Ros2Out"]):
             publishers,
         )
 
-    def _append(self, one: FrameResult | Stats) -> None:
-        with self._filled:
-            if len(self._queue) == QUEUED:
-                self._queue.popleft()
-                self._dropped["ros2_queue"] += 1
-            self._queue.append(one)
-            self._filled.notify()
-
-    def _send_all(self) -> None:
-        while (one := self._next()) is not None:
-            try:
-                if isinstance(one, FrameResult):
-                    self._send_frame(one)
-                else:
-                    self._send_health(one)
-            except Exception as error:  # noqa: BLE001  (no message may end a pipeline)
-                if not self._dropped["ros2_error"]:
-                    _log.exception("a message of the ros2 sink is dropped: %s", error)
-                self._dropped["ros2_error"] += 1
-
-    def _next(self) -> FrameResult | Stats | None:
-        with self._filled:
-            while not self._queue and not self._closing:
-                self._filled.wait()
-            return self._queue.popleft() if self._queue else None
-
-    def _send_frame(self, result: FrameResult) -> None:
+    def send(self, result: FrameResult) -> None:
+        """Send the topics of a frame."""
         camera = self._cameras[result.frame.camera]
         for topic in self._topics:
             message = topic.make(camera, result)
@@ -264,43 +201,11 @@ class Ros2Out(AbstractContextManager["Ros2Out"]):
                 data = encode(topic.kind, message)
                 camera.publishers[topic.name].put(data, time.time_ns())
 
-    def _send_health(self, stats: Stats) -> None:
+    def send_stats(self, stats: Stats) -> None:
+        """Send /diagnostics."""
         now_ns = time.time_ns()
-        message = convert.diagnostics(
-            now_ns,
-            self._pipeline,
-            stats,
-            ages_ms=self._ages_ms,
-            runs=self._runs,
-            heat_c=hottest_c(Path("/sys")),
-            clock=clock_text(),
-        )
         if self._health is not None:
-            self._health.put(encode(kinds.DIAGNOSTICS, message), now_ns)
-
-
-def clock_text() -> str:
-    """Return what the kernel says of the system clock, from which all stamps are."""
-    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(SIZE_OF_TIMEX))
-    return "not synchronised" if state in (TIME_ERROR, -1) else "synchronised"
-
-
-def ros_name(name: str) -> str:
-    """Return a name of ours as a part of a topic: letters, digits and `_`, no digit first."""
-    text = re.sub(r"\W", "_", name)
-    return f"_{text}" if text[:1].isdigit() else text
-
-
-def check_names(cameras: Sequence[str]) -> None:
-    """Raise PipelineError: the topics of two cameras would be the same."""
-    known: dict[str, str] = {}
-    for camera in cameras:
-        other = known.setdefault(ros_name(camera), camera)
-        if other != camera:
-            raise PipelineError(
-                f"the sources {other!r} and {camera!r} have the same topics in ROS 2,"
-                f" /{ros_name(camera)}: give one of them another id."
-            )
+            self._health.put(encode(kinds.DIAGNOSTICS, self.diagnostics(stats, now_ns)), now_ns)
 
 
 def _of_camera(text: str, camera: str) -> str:

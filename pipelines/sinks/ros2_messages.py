@@ -259,7 +259,7 @@ def mask_model(result: FrameResult, names: Collection[str]) -> ModelResult | Non
 def label_image(size: tuple[int, int], model: ModelResult) -> Pixels:
     """Return the class of each pixel of a frame of `size`, [H, W]: uint8, or uint16 for more than
     255 classes; the highest number stands for pixels without one, as vision_msgs/LabelInfo says."""
-    from pipelines.stages.mask_pixels import mask_bits
+    from pipelines.stages.mask_pixels import mask_on
 
     decoded = model.decoded
     kind = np.uint8 if len(model.labels) <= np.iinfo(np.uint8).max else np.uint16
@@ -270,10 +270,8 @@ def label_image(size: tuple[int, int], model: ModelResult) -> Pixels:
     elif isinstance(decoded, Detections):
         class_ids = decoded.class_ids.tolist()
         for row in reversed(range(len(class_ids))):  # the best score is above
-            bits, x, y = mask_bits(decoded, row)
-            bits, x, y = bits[max(0, -y) :, max(0, -x) :], max(0, x), max(0, y)
-            part = canvas[y : y + bits.shape[0], x : x + bits.shape[1]]
-            part[bits[: part.shape[0], : part.shape[1]]] = class_ids[row]
+            part, inside = mask_on(canvas, decoded, row)
+            part[inside] = class_ids[row]
     return canvas
 
 

@@ -35,7 +35,10 @@ class Parameters:
             "GetParameterTypes": lambda m: {
                 "types": [self._value(one)["type"] for one in m["names"]]
             },
-            "SetParameters": lambda m: {"results": [self._set(one) for one in m["parameters"]]},
+            "SetParameters": lambda m: {
+                "results": [self._set_all([one]) for one in m["parameters"]]
+            },
+            "SetParametersAtomically": lambda m: {"result": self._set_all(m["parameters"])},
             "ListParameters": lambda m: {"result": {"names": self._list(m["prefixes"])}},
             "DescribeParameters": lambda m: {
                 "descriptors": [self._describe(one) for one in m["names"]]
@@ -58,22 +61,29 @@ class Parameters:
             return {"type": BOOL, "bool_value": self._controls.is_on(camera)}
         return {"type": DOUBLE, "double_value": self._controls.least_score(camera)}
 
-    def _set(self, parameter: Message) -> Message:
+    def _set_all(self, parameters: Sequence[Message]) -> Message:
+        """Set all or none."""
+        if reason := next(filter(None, map(self._refusal, parameters)), ""):
+            return {"reason": reason}
+        for parameter in parameters:
+            (camera, what), value = self._cameras[parameter["name"]], parameter["value"]
+            if what == DETECT:
+                self._controls.switch(camera, on=value["bool_value"])
+            else:
+                self._controls.set_least_score(camera, value["double_value"])
+        return {"successful": True}
+
+    def _refusal(self, parameter: Message) -> str:
+        """Return why a parameter cannot be set, or nothing."""
         name, value = parameter["name"], parameter["value"]
         if name not in self._cameras:
-            return {"reason": f"no parameter {name!r}: use one of {', '.join(self._cameras)}"}
-        camera, what = self._cameras[name]
-        kind = BOOL if what == DETECT else DOUBLE
+            return f"no parameter {name!r}: use one of {', '.join(self._cameras)}"
+        kind = BOOL if self._cameras[name][1] == DETECT else DOUBLE
         if value["type"] != kind:
-            return {"reason": f"{name} is {'true or false' if kind == BOOL else 'a double'}"}
-        score = value["double_value"]
-        if kind == BOOL:
-            self._controls.switch(camera, on=value["bool_value"])
-        elif 0.0 <= score <= 1.0:
-            self._controls.set_least_score(camera, score)
-        else:
-            return {"reason": f"{name} is 0 to 1, not {score:g}"}
-        return {"successful": True}
+            return f"{name} is {'true or false' if kind == BOOL else 'a double'}"
+        if kind == DOUBLE and not 0.0 <= value["double_value"] <= 1.0:
+            return f"{name} is 0 to 1, not {value['double_value']:g}"
+        return ""
 
     def _describe(self, name: str) -> Message:
         kind = self._value(name)["type"]

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from math import inf
-from types import TracebackType
 
 from pipelines.config import SourceConfig
 from pipelines.frame import Away, Frame
@@ -71,12 +70,7 @@ class ReadAhead:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Stop the thread and close the file, unless it does not answer even now."""
         self._closing.set()
         with self._arrived:
@@ -85,7 +79,7 @@ class ReadAhead:
         if self._thread.is_alive():
             _log.warning("%s does not answer; it is left open", self.name)
             return
-        self._file.__exit__(kind, error, trace)
+        self._file.__exit__(*raised)
 
     def poll(self) -> Frame | None:
         """Return the next frame, or None if there is none now; raise what reading raised."""

@@ -41,6 +41,17 @@ def mask_bits(detections: Detections, index: int) -> tuple[NDArray[np.bool_], in
     return np.asarray(enlarged > 0.0), left, top
 
 
+def mask_on(
+    canvas: NDArray[Any], detections: Detections, index: int
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the part of a frame [H, W] or [H, W, C] in the box of a detection, a view, and its
+    mask there. ValueError as `mask_bits`."""
+    bits, x, y = mask_bits(detections, index)
+    bits, x, y = bits[max(0, -y) :, max(0, -x) :], max(0, x), max(0, y)
+    part = canvas[y : y + bits.shape[0], x : x + bits.shape[1]]
+    return part, bits[: part.shape[0], : part.shape[1]]
+
+
 def mask_polygons(detections: Detections, index: int) -> list[NDArray[Any]]:
     """Return the outlines of a mask: int32 [points, 2] each, in frame pixels. Holes are filled."""
     bits, left, top = mask_bits(detections, index)

@@ -35,9 +35,10 @@ from device.agent.commands import (
     expired,
 )
 from device.agent.config import CommandsTable, TrustTable
+from device.agent.farm_job import ANOTHER, FarmJob, no_job
 from device.agent.operations import Board
 from device.agent.verification import Verification
-from device.protocol.documents import Command, CommandState, decode, encode
+from device.protocol.documents import BlobGet, Command, CommandState, decode, encode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.signed import sign_command
 from device.protocol.topics import Topics
@@ -360,13 +361,16 @@ class Told:
         self.capabilities: dict[str, bytes] = {}
         self.online = True
         self.restarts = 0
+        self.no_job = ""
+        self.asked: list[BlobGet] = []
         events: list[CommandEvent] = []
         self.commands = Commands(
             CommandsTable(allow=allow, reboot_command=("true",)),
             TOPICS,
             Board(
                 restart=self._restart, set_pipeline=lambda _: "", log=lambda *_: [],
-                follow=lambda _: None, report=dict, tap="", state_dir="",
+                follow=lambda _: None, report=dict, no_job=lambda: self.no_job, tap="",
+                state_dir="",
             ),
             dev=True,
             journal=CommandJournal(folder),
@@ -375,6 +379,9 @@ class Told:
             ),
             put=events.append,
             send=self._send,
+            job=FarmJob(
+                folder, 4, ask=self.asked.append, put=events.append, refusal=lambda: self.no_job
+            ),
         )  # fmt: skip
 
     def _restart(self) -> str:
@@ -511,3 +518,76 @@ def test_what_is_no_command_does_nothing(tmp_path: Path) -> None:
 def test_a_command_has_a_time(expires: str, words: str) -> None:
     reason = expired(new_command(expires=expires))
     assert (words in reason) if words else not reason
+
+
+# -- jobs of a farm
+
+KIT = {
+    "kit": "ab" * 32, "bytes": 1000, "chunk_bytes": 65536, "index": "cd" * 32, "chunk_format": 2,
+    "steps": "tactics", "items": "m.0,m.1", "minutes": 1,
+}  # fmt: skip
+
+
+def give_job(told: Told, command_id: str, **changes: object) -> list[str]:
+    """Give a job with changed arguments; return what was published of it."""
+    counter = told.commands._journal.taken.counter + 1
+    arguments = {key: str(value) for key, value in {**KIT, **changes}.items()}
+    return told.take(new_command("job", id=command_id, counter=counter, arguments=arguments))
+
+
+@pytest.mark.parametrize(
+    ("labels", "phase", "pipeline", "reason"),
+    [
+        ({"farm": "yes"}, "idle", "stopped", ""),
+        ({"farm": "yes"}, "live", "failed", ""),
+        ({}, "idle", "stopped", "is in no farm"),
+        ({"farm": "no"}, "idle", "stopped", "is in no farm"),
+        ({"farm": "yes"}, "trial", "running", "a release is being installed"),
+        ({"farm": "yes"}, "downloading", "stopped", "a release is being installed"),
+        ({"farm": "yes"}, "live", "running", "its pipeline is running"),
+        ({"farm": "yes"}, "live", "starting", "its pipeline is running"),
+    ],
+)
+def test_a_board_does_jobs_for_a_farm_it_is_in_while_it_does_nothing_else(
+    labels: dict[str, str], phase: Any, pipeline: Any, reason: str
+) -> None:
+    said = no_job(labels, phase, pipeline)
+    assert reason in said
+    assert bool(said) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("kit", "../../etc/passwd"), ("bytes", 10**12), ("items", "m.0;rm"), ("steps", "-x y"),
+        ("minutes", 1e9), ("minutes", "nan"), ("items", "a" * 5000),
+    ],
+)  # fmt: skip
+def test_a_job_beyond_its_limits_is_refused(tmp_path: Path, argument: str, value: object) -> None:
+    told = Told(tmp_path, allow=("job",))
+    assert give_job(told, "c1", **{argument: value}) == ["c1 executing", "c1 failed"]
+    assert "the arguments of job are not understood" in told.sent[-1].reason
+    assert not told.asked
+
+
+def test_a_job_fetches_its_kit_and_gives_way_to_all_else(tmp_path: Path) -> None:
+    told = Told(tmp_path, allow=("job", "restart"))
+    assert give_job(told, "c1") == ["c1 executing"]
+    assert [(get.sha256, get.index) for get in told.asked] == [(KIT["kit"], True)]
+    # Another command need not wait for it.
+    counter = told.commands._journal.taken.counter + 1
+    published = told.take(new_command("restart", id="c2", counter=counter))
+    assert published == ["c1 failed", "c2 executing", "c2 successful"]
+    assert told.sent[0].reason == ANOTHER
+    # Nor a pipeline that begins, or a release.
+    assert give_job(told, "c3") == ["c3 executing"]
+    told.no_job = "its pipeline is running"
+    assert told.take() == ["c3 failed"]
+    assert give_job(told, "c4") == ["c4 executing", "c4 failed"]
+    told.no_job = ""
+    # Who gave it takes it back by clearing its topic; nobody waits for an answer.
+    assert give_job(told, "c5") == ["c5 executing"]
+    told.commands.on_message(TOPICS.command("job", "c5"), b"", 2.0)
+    assert not told.commands.job.running
+    assert told.take() == []
+    assert not list((tmp_path / "farm").iterdir())

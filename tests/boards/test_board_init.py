@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 from fresh_board import LOGIN, PASSWORD, FreshBoard
 from mqtt_fixtures import Mosquitto
 from ssh_fixtures import ROOT
+from wheel_fixtures import tandem_wheel
 
 from toolkit.cli.main import tandem
 from toolkit.errors import BoardError
 from toolkit.fleet.boards.care import reboot_board
 from toolkit.fleet.boards.power import set_mode
 from toolkit.fleet.boards.shell import Done, UnreachableError
-from toolkit.fleet.boards.wheels import own_wheel
 from toolkit.fleet.folder import make_fleet
 
 STEPS = [
@@ -30,7 +30,7 @@ STEPS = [
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return own_wheel(tmp_path_factory.mktemp("wheel"))
+    return tandem_wheel(tmp_path_factory)
 
 
 @pytest.fixture

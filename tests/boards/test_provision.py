@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from mqtt_fixtures import Mosquitto
 from packaging.requirements import Requirement
 from video_fixtures import COLOUR_TOML, scene, write_video
-from wheel_fixtures import empty_wheel
+from wheel_fixtures import empty_wheel, tandem_wheel
 
 from device.numpy_bound import ANY_NUMPY, NUMPY_1
 from toolkit.cli.actions.board.provision import _AskOnce
@@ -291,7 +291,7 @@ def test_wheels_of_older_systems_run_on_newer_ones() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return own_wheel(tmp_path_factory.mktemp("wheel"))
+    return tandem_wheel(tmp_path_factory)
 
 
 def test_the_closure_is_made_by_the_boards_python_and_machine(tmp_path: Path, wheel: Path) -> None:
@@ -505,7 +505,8 @@ def test_an_installed_wheel_is_packed_again_as_it_came(
 ) -> None:
     site, out = tmp_path / "site", tmp_path / "out"
     out.mkdir()
-    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target")
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--no-deps", "--no-index")
+    pip = (*pip, "--target")
     subprocess.run((*pip, str(site), str(wheel)), check=True)
     monkeypatch.setattr(wheels, "ROOT", site)
     again = own_wheel(out)

@@ -110,6 +110,7 @@ def test_a_command_refuses_a_path_of_nobody(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("toolkit.fleet.boards.discovery.FINDERS", ())  # boards answer in seconds
     command: click.Command = tandem
     for word in words:
         assert isinstance(command, click.Group)

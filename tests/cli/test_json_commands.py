@@ -1,6 +1,6 @@
-"""Every command with --json, in a process of its own: its standard output is JSON and nothing else.
+"""Every command with --json: its standard output is JSON and nothing else.
 
-With -v, with libraries that print and warn while they are imported, and with a reader that goes.
+With -v; those that load libraries in a process of their own, where the libraries print and warn.
 """
 
 import json
@@ -15,8 +15,10 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from cli_fixtures import invoke, status_of
 from model_fixtures import small_convnet
 
+from device.errors import TandemError
 from toolkit.cli.main import tandem
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +91,7 @@ ROWS = {
     "profiles show": row("profiles", "show", "agx-thor"),
     "plan": row("plan", "net.onnx", "--profile", "agx-orin-64gb", "--seconds", "1"),
     "explain": row("explain"),
+    "explore": row("explore", "net.onnx", "--data", "samples.npy", *PROFILE),
     "build": row("build", "net.onnx", *PROFILE, "-o", "again.engine"),
     "build-all": row("build-all", "matrix.toml"),
     "cache info": row("cache", "info"),
@@ -133,6 +136,7 @@ ROWS = {
     "fleet audit verify": row("fleet", "audit", "verify"),
     "fleet device clear": fails("fleet", "device", "clear", "d"),
     "fleet device run": fails("fleet", "device", "run", "d", "restart"),
+    "fleet farm": fails("fleet", "farm", ".", "-o", "reports"),
     "fleet device show": fails("fleet", "device", "show", "d"),
     "fleet account list": row("fleet", "account", "list"),
     "fleet audit archive": row("fleet", "audit", "archive", "old.jsonl", "--keep", "90"),
@@ -153,6 +157,10 @@ ROWS = {
     "demo": fails("demo", "--out", "net.onnx", status=2),
     "doctor": row("doctor"),
 }
+
+
+# What loads libraries, and what writes its result past `sys.stdout`.
+PROCESSES = ("plan", "build", "infer", "bench", "run", "record", "doctor")
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -182,6 +190,23 @@ def run(folder: Path, *words: str, **streams: object) -> "subprocess.CompletedPr
     )  # fmt: skip
 
 
+def here(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("TANDEM_FLEET", "fleet")
+        patch.setattr("toolkit.gpu.segments.has_compiler", lambda: False)  # it takes seconds
+        patch.setattr("toolkit.fleet.boards.discovery.MDNS_S", 0.1)
+        done = invoke(*words)
+    if isinstance(done.exception, TandemError):
+        return subprocess.CompletedProcess(
+            words, status_of(done), done.stdout, f"{done.stderr}error: {done.exception}"
+        )
+    if not isinstance(done.exception, SystemExit | None):
+        raise done.exception
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("json")
@@ -201,7 +226,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("fleet", "init", "fleet", "--broker", "127.0.0.1:1"),
         ("fleet", "identity", "issue", "old", "-o", "issued"),
     ):  # fmt: skip
-        done = run(folder, *words)
+        done = here(folder, *words)
         assert done.returncode == 0, done.stderr
     (folder / "noise" / "sitecustomize.py").write_text(NOISE)
     return folder
@@ -225,7 +250,7 @@ def parsed(text: str) -> object:
 @pytest.mark.parametrize("name", ROWS)
 def test_standard_output_is_json_whatever_is_said_beside_it(folder: Path, name: str) -> None:
     expected = ROWS[name]
-    done = run(folder, "-v", *expected.words, "--json")
+    done = (run if name in PROCESSES else here)(folder, "-v", *expected.words, "--json")
     assert done.returncode == expected.status, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     if expected.prints == "nothing":

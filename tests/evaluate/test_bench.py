@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,9 +30,14 @@ from toolkit.machine import Machine, this_machine
 FAST = ("--duration", "0", "--warmup", "0")
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_network(tmp_path_factory.mktemp("bench") / "m.engine", split_network())
+
+
 @pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    return write_network(tmp_path / "m.engine", split_network())
+def engine(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(written, tmp_path))
 
 
 def bench(*arguments: object) -> Result:

@@ -45,7 +45,7 @@ from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
 
 Shape = tuple[int, ...]
-SIZE = 128  # large enough for the DLA to pay
+SIZE = 64  # large enough for the DLA to pay
 TIES = [1, 3, 5, 7, -1, 2]
 
 

@@ -236,9 +236,8 @@ def test_an_old_signed_release_is_not_installed_again(scene: Scene, runs: str) -
 
 @pytest.mark.parametrize(
     "reshape",
-    [lambda chunk: chunk[:-1], lambda chunk: b"", lambda chunk: chunk + b"x",
-     lambda chunk: bytes((chunk[0] ^ 1,)) + chunk[1:]],
-    ids=["truncated", "empty", "longer", "one bit"],
+    [lambda chunk: chunk[:-1], lambda chunk: bytes((chunk[0] ^ 1,)) + chunk[1:]],
+    ids=["truncated", "one bit"],
 )  # fmt: skip
 def test_chunks_that_are_not_the_release_s_are_not_installed(
     scene: Scene, runs: str, reshape: Reshape

@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from browser_fixtures import Browser, open_browser
@@ -41,12 +40,18 @@ def web(fleet: Fleet) -> Iterator[WebProcess]:
     web.close()
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with open_browser(tmp_path) as browser:
-        browser.resize(1280, 900)
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with open_browser(tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
-        assert browser.errors == []
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    chromium.renew()
+    chromium.resize(1280, 900)
+    yield chromium
+    assert chromium.errors == []
 
 
 def wait_for(browser: Browser, expression: str) -> None:
@@ -167,6 +172,7 @@ def tab_to(browser: Browser, is_it: str) -> None:
     raise AssertionError(f"no Tab leads to {is_it}")
 
 
+@pytest.mark.slow  # test_fleet.py kills one, too
 def test_a_server_that_is_killed_in_the_middle_of_a_rollout_loses_nothing(
     fleet: Fleet, web: WebProcess, browser: Browser
 ) -> None:
@@ -261,10 +267,9 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_pages_can_be_used_by_everyone_and_fit(
-    fleet: Fleet, web: WebProcess, browser: Browser, scheme: str, width: int
+    fleet: Fleet, web: WebProcess, browser: Browser, width: int, scheme: str
 ) -> None:
     browser.resize(width, 800)
     browser.prefer(scheme)

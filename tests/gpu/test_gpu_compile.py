@@ -108,7 +108,7 @@ def test_a_board_s_cubins_are_made_here_without_a_gpu(rng: np.random.Generator) 
 @needs_compiler
 @pytest.mark.usefixtures("own_cache")
 def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = light()
     first = compile_case(case)
@@ -129,16 +129,7 @@ def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
         else:
             entry.path.write_bytes(b"damaged")
     assert content(compile_case(case)) == content(first)  # what cannot be read is compiled anew
-
-
-@needs_compiler
-@pytest.mark.usefixtures("own_cache")
-def test_a_cache_that_cannot_be_written_does_not_stop_a_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = light()
-    first = compile_case(case)
-    (tmp_path / "file").touch()
+    (tmp_path / "file").touch()  # a cache that cannot be written stops no build
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert content(compile_case(case)) == content(first)
 

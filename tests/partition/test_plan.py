@@ -1,5 +1,6 @@
 """The whole plan: kept texts of real networks, and how its parts fit together."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,7 @@ from onnx import helper
 from planning_graphs import constant, graph_of
 
 from device.profile import load_profile
-from scripts.golden import FOLDER, GOLDENS
+from scripts.golden import BOARDS, FOLDER, GOLDENS, MODELS
 from toolkit.errors import PlanError
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import Model, Plan, PlanOptions, make_plan
@@ -38,7 +39,19 @@ def plan_of(model, profile=ORIN, objective="gpu-relief", **options) -> Plan:
     return make_plan(Model("m", model.graph), profile, PlanOptions(objective=objective, **options))
 
 
-@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.path.stem)
+# Every network on one board, every board with three networks; all of them in the slow run.
+QUICK = {f"{model}_{BOARDS[at % len(BOARDS)][0]}" for at, model in enumerate(MODELS)}
+
+
+def rows() -> Iterator[object]:
+    for golden in GOLDENS:
+        quick = golden not in GOLDENS[: len(MODELS) * len(BOARDS)] or (
+            f"{golden.model}_{golden.profile}" in QUICK
+        )
+        yield pytest.param(golden, id=golden.path.stem, marks=() if quick else (pytest.mark.slow,))
+
+
+@pytest.mark.parametrize("golden", rows())
 def test_the_plan_of_a_known_network_equals_its_golden_text(golden):
     plan = golden.plan()
     on_gpu = all(row.processor == "gpu" for row in plan.placements)

@@ -1,9 +1,11 @@
 """A plan of several models becomes a pipeline: its engines are built as it says, and it runs."""
 
+import asyncio
 import json
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import cuda_double
@@ -20,6 +22,8 @@ from device.protocol.messages import ChildMessage, Ready
 from device.update.bundle import extract_bundle
 from pipelines.config import load_pipeline
 from pipelines.decode_config import Classification
+from pipelines.serving.model import QueuedModel
+from pipelines.serving.repository import Repository, scan
 from toolkit.errors import PlanError
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.ranges.measure import dummy_table
@@ -141,6 +145,28 @@ def test_models_of_a_plan_run_as_one_release_on_the_processors_that_it_chose(
     assert results[0].event.detections[0].label in {"dark", "bright"}
     assert set(results[0].models) == {"marks", "signs"}
     assert set(results[0].event.processors) == {"dla0", "dla1", "cpu"}  # no GPU is here
+
+    async def serve() -> dict[str, set[str]]:
+        """Serve the release; all models answer at the same time."""
+        models = Repository(partial(scan, tmp_path / "served"), "none")
+        await models.load_all()
+        assert models.reasons == {}
+        networks = [models.find(name) for name in ("lanes", "marks", "signs")]
+        requests = [one.sample() for one in networks if isinstance(one, QueuedModel)]
+        await asyncio.gather(*(models.find(one.model).infer(one) for one in requests * 4))
+        used = {
+            one.name: {place for report in one.reports for place in report.runs_on}
+            for one in networks
+            if isinstance(one, QueuedModel)
+        }
+        await models.close()
+        return used
+
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "board").symlink_to(slot)
+    with cuda_double.installed():
+        used = asyncio.run(serve())
+    assert used == {"lanes": {"dla0", "cpu"}, "marks": {"dla1", "cpu"}, "signs": {"cpu"}}
 
 
 def test_the_commands_are_printed_as_a_shell_reads_them(tmp_path: Path) -> None:

@@ -129,6 +129,14 @@ def test_camera_that_counts_anew_is_followed() -> None:
     assert again == [9000 + i * 33 for i in range(10)]
 
 
+def test_a_file_read_at_any_pace_has_the_times_between_its_frames() -> None:
+    pace = [5000, 5001, 5400, 5401]
+    pairs = [(100 + i * 33, at) for i, at in enumerate(pace)]
+    clock = CaptureClock(live=False)
+    assert stamps(clock, pairs) == [5000, 5033, 5066, 5099]
+    assert stamps(clock, [(0, 6000), (33, 6001)]) == [5099, 5132]  # it begins again
+
+
 def test_late_arrivals_do_not_move_capture_times() -> None:
     pairs = [(i * 33, 5000 + i * 33 + (i % 5) * 40) for i in range(50)]
     assert stamps(CaptureClock(), pairs) == [5000 + i * 33 for i in range(50)]

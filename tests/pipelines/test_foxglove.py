@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from foxglove import layouts
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 from sink_fixtures import result
 from video_fixtures import LABELS
@@ -142,6 +143,28 @@ def test_a_port_that_is_taken_is_an_error() -> None:
             FoxgloveOut(FoxgloveSink(port=port), SinkContext(LABELS))
 
 
+def test_the_link_is_that_of_the_sdk() -> None:
+    sink = FoxgloveOut(FoxgloveSink(port=0), SinkContext(LABELS))
+    with sink:
+        assert FoxgloveSink(port=sink.port).link == sink._server.app_url()
+
+
+def test_the_layout_has_settings_that_the_sdk_knows() -> None:
+    """foxglove-sdk describes the panels of the app, and what may be set in each."""
+    known = {
+        "Image": layouts.ImageConfig, "DiagnosticSummary": layouts.DiagnosticsSummaryConfig,
+        "Plot": layouts.PlotConfig, "RawMessages": layouts.RawMessagesConfig,
+    }  # fmt: skip
+    panels = json.loads((configs.ROOT / "foxglove.json").read_text())["configById"]
+    for name, settings in panels.items():
+        described = known[name.partition("!")[0]]()._to_dict()
+        assert set(settings) <= {*described, "foxglovePanelTitle"}, name
+    image = set(panels["Image!tandem"]["imageMode"])
+    assert image <= set(layouts.ImageModeConfig()._to_dict())
+    (series,) = panels["Plot!tandem"]["paths"]
+    assert set(series) <= set(layouts.PlotSeries(value="")._to_dict())
+
+
 def test_the_layout_shows_the_topics_of_one_camera() -> None:
     layout = json.loads((configs.ROOT / "foxglove.json").read_text())
     panels = layout["configById"]
@@ -158,5 +181,5 @@ def test_the_layout_shows_the_topics_of_one_camera() -> None:
     for topic in ("/image/compressed", "/annotations", "/diagnostics", "/detections", "/result"):
         assert topic in text
     image = panels["Image!tandem"]["imageMode"]
-    assert image["imageTopic"] == recording.PICTURES
+    assert image["imageTopic"] == f"/{recording.PICTURES}"
     assert image["annotations"] == {"/annotations": {"visible": True}}

@@ -51,7 +51,7 @@ from toolkit.quantize.preprocess.decide import Stated
 from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.ranges.measure import RangeOptions
 
-SIDE = 32  # of the network's input
+SIDE = 24  # of the network's input
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 # (height, width) of the frame, and how it becomes an input
@@ -147,7 +147,7 @@ def stated(name: str = "yolo") -> RangeOptions:
 @pytest.fixture(scope="module")
 def engine_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("frames")
-    model = small_convnet(folder / "m.onnx", np.random.default_rng(5))
+    model = small_convnet(folder / "m.onnx", np.random.default_rng(5), size=SIDE)
     words = f"build {model} --profile orin-nano-8gb --precision fp16 --preprocess yolo"
     with cuda_double.interpreted_cubins():
         done = CliRunner().invoke(
@@ -225,7 +225,7 @@ def test_a_frame_larger_than_places_can_be_counted_is_refused(
         target = FrameInput(engine, session, 1, {})
         frame = FramePixels(np.zeros((2, 16385, 3), np.uint8), "bgr", 16385, 2)
         with pytest.raises(SessionError, match="16385 x 2 pixels; kernels take up to 16384"):
-            target.put(0, frame, FramePlace(SIDE, 1, 0, 15))
+            target.put(0, frame, FramePlace(SIDE, 1, 0, 11))
         target.close()
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,22 +52,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def environment(tmp_path: Path) -> dict[str, str]:
-    """What `eval "$(tandem-pipeline --gstreamer)"` sets, and a registry of the test's own."""
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What `eval "$(tandem-pipeline --gstreamer)"` sets, and a registry of these tests' own."""
     shown = subprocess.run(
         [sys.executable, "-m", "pipelines", "--gstreamer"],
         check=True, cwd=ROOT, capture_output=True, text=True,
     ).stdout  # fmt: skip
     words = [shlex.split(line)[1].split("=", 1) for line in shown.splitlines()]
-    return {**os.environ, **dict(words), "GST_REGISTRY": str(tmp_path / "registry")}
+    registry = tmp_path_factory.mktemp("gst") / "registry"
+    return {**os.environ, **dict(words), "GST_REGISTRY": str(registry)}
 
 
-def launch(folder: Path, tmp_path: Path, line: str, **env: str) -> "subprocess.CompletedProcess":
-    return subprocess.run(
-        ["gst-launch-1.0", "-m", *shlex.split(line)],
-        cwd=folder, env={**environment(tmp_path), **env}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def launch(folder: Path, environment: dict[str, str]) -> Launch:
+    def run(line: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["gst-launch-1.0", "-m", *shlex.split(line)],
+            cwd=folder, env={**environment, **env}, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+
+    return run
 
 
 def results_of(shown: str) -> list[dict]:
@@ -78,27 +88,25 @@ PICTURES = "multifilesrc location=%03d.png stop-index=7 caps=image/png,framerate
 
 
 @pytest.mark.parametrize("caps", ["BGR", "RGB", "NV12"])
-def test_each_frame_of_a_line_gets_its_result(folder: Path, tmp_path: Path, caps: str) -> None:
+def test_each_frame_of_a_line_gets_its_result(launch: Launch, caps: str) -> None:
     done = launch(
-        folder,
-        tmp_path,
         f"{PICTURES} ! videoconvert ! video/x-raw,format={caps}"
         " ! tandeminfer pipeline=colours.toml ! fakesink",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = results_of(done.stdout)
     assert [one["seq"] for one in results] == list(range(FRAMES))
+    steps_ns = np.diff([one["t_capture_ns"] for one in results])
+    np.testing.assert_allclose(steps_ns, 1e9 / 30, atol=2)  # those of the file, at any pace
     for column, one in enumerate(results):
         assert [row["label"] for row in one["detections"]] == ["red"]
         x1, y1, x2, y2 = one["detections"][0]["box"]
         np.testing.assert_allclose([x1, y1, x2, y2], [8 * column, 16, 8 * column + 8, 24], atol=4)
 
 
-def test_results_are_drawn_on_pictures_of_any_width(folder: Path, tmp_path: Path) -> None:
+def test_results_are_drawn_on_pictures_of_any_width(launch: Launch, tmp_path: Path) -> None:
     """63 pixels of BGR have rows of 189 bytes, padded to 192."""
     done = launch(
-        folder,
-        tmp_path,
         f"{PICTURES} ! videoconvert ! videoscale ! video/x-raw,width=63,height=64 ! tee name=t"
         f" t. ! queue ! videoconvert ! pngenc ! multifilesink location={tmp_path}/in%d.png"
         " t. ! queue ! videoconvert ! video/x-raw,format=BGR"
@@ -124,27 +132,21 @@ def test_results_are_drawn_on_pictures_of_any_width(folder: Path, tmp_path: Path
     ],
 )
 def test_an_engine_that_cannot_start_is_an_error_of_the_line(
-    folder: Path, tmp_path: Path, words: str, env: dict[str, str], says: str
+    launch: Launch, words: str, env: dict[str, str], says: str
 ) -> None:
-    done = launch(
-        folder, tmp_path, f"{PICTURES} ! videoconvert ! tandeminfer {words} ! fakesink", **env
-    )
+    done = launch(f"{PICTURES} ! videoconvert ! tandeminfer {words} ! fakesink", **env)
     assert done.returncode != 0
     assert says in done.stderr + done.stdout
 
 
-def test_nothing_is_drawn_on_nv12(folder: Path, tmp_path: Path) -> None:
+def test_nothing_is_drawn_on_nv12(launch: Launch) -> None:
     done = launch(
-        folder,
-        tmp_path,
         f"{PICTURES} ! videoconvert ! video/x-raw,format=NV12"
         " ! tandeminfer pipeline=colours.toml draw=true ! fakesink",
     )
     assert done.returncode != 0
     assert "can't handle caps" in done.stderr + done.stdout
     done = launch(
-        folder,
-        tmp_path,
         f"{PICTURES} ! videoconvert ! video/x-raw,format=NV12 ! videoconvert"
         " ! tandeminfer pipeline=colours.toml draw=true ! fakesink",
     )
@@ -172,14 +174,18 @@ assert message is not None and message.type == Gst.MessageType.EOS, bridge.error
 for pipeline in (target, source):
     pipeline.set_state(Gst.State.NULL)
 worker.close()
+times = [one["t_capture_ns"] for one in seen]
+assert all(abs(b - a - 1e9 / 30) < 2 for a, b in zip(times, times[1:])), times
 print(json.dumps(seen))
 """
 
 
-def test_a_bridge_joins_an_appsink_to_an_appsrc(folder: Path, tmp_path: Path) -> None:
+def test_a_bridge_joins_an_appsink_to_an_appsrc(
+    folder: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
     done = subprocess.run(
         [SYSTEM_PYTHON, "-c", BRIDGE, ROOT / "pipelines/gstreamer/python", PICTURES, tmp_path],
-        cwd=folder, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -208,18 +214,20 @@ worker.close()
 """
 
 
-def run_program(folder: Path, tmp_path: Path, program: str) -> str:
+def run_program(folder: Path, environment: dict[str, str], program: str) -> str:
     done = subprocess.run(
         [SYSTEM_PYTHON, "-c", program, ROOT / "pipelines/gstreamer/python"],
-        cwd=folder, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_buffers_may_be_padded_and_not_shorter_than_a_frame(folder: Path, tmp_path: Path) -> None:
-    said = run_program(folder, tmp_path, SIZES)
+def test_buffers_may_be_padded_and_not_shorter_than_a_frame(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    said = run_program(folder, environment, SIZES)
     assert said.startswith("a frame has 12279 bytes, fewer than the 12288 of its caps: put")
 
 
@@ -246,8 +254,8 @@ worker.close()
 """
 
 
-def test_a_bridge_waits_for_a_slow_output(folder: Path, tmp_path: Path) -> None:
-    assert run_program(folder, tmp_path, SLOW) == "True True\n"
+def test_a_bridge_waits_for_a_slow_output(folder: Path, environment: dict[str, str]) -> None:
+    assert run_program(folder, environment, SLOW) == "True True\n"
 
 
 SIGNALS = """
@@ -264,8 +272,10 @@ print(worker._process.returncode)
 """
 
 
-def test_the_engine_ends_with_its_input_and_not_by_a_signal(folder: Path, tmp_path: Path) -> None:
-    assert run_program(folder, tmp_path, SIGNALS) == "0\n0\n"
+def test_the_engine_ends_with_its_input_and_not_by_a_signal(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    assert run_program(folder, environment, SIGNALS) == "0\n0\n"
 
 
 ANALYTICS = """
@@ -336,7 +346,7 @@ def test_sinks_control_the_pipeline_and_get_its_figures(
     assert stats[-1].dropped == {"paused": 1}
 
 
-def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
+def test_the_lines_of_the_page_run(tmp_path: Path, environment: dict[str, str]) -> None:
     text = (ROOT / "docs/gstreamer.md").read_text()
     commands = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -355,7 +365,7 @@ def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "GST_REGISTRY": str(tmp_path / "registry"),
+            "GST_REGISTRY": environment["GST_REGISTRY"],
         },
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,8 +12,6 @@ from docs_fixtures import ROOT
 from ros2_fixtures import zenoh_router
 from video_fixtures import PATIENCE_S, wait_for
 
-import configs
-import tandem
 from pipelines.config import parse_pipeline
 from pipelines.ros2.cdr import decode
 from pipelines.ros2.messages import DETECTIONS_2D, DIAGNOSTICS
@@ -24,19 +22,18 @@ from pipelines.sources.uri import parse_ros2
 PAGE = (ROOT / "docs/ros2.md").read_text()
 PIPELINE, DDS, SOURCE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 INSTALL, RUN = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-(ROBOT,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+ROBOT, BUILD = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("page")
-    tandem.build(configs.ROOT / "models" / "robot-objects.onnx", path / "robot.engine")
     (path / "configs").symlink_to(ROOT / "configs")
     return path
 
 
 def start(folder):
-    tandem_here = f'tandem() {{ exec "{sys.executable}" -m toolkit.cli "$@"; }}'
+    tandem_here = f'tandem() {{ "{sys.executable}" -m toolkit.cli "$@"; }}'
     return subprocess.Popen(
         ["bash", "-ec", f"{tandem_here}\n{RUN}"],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -95,6 +92,12 @@ def test_the_source_is_one():
     assert parse_ros2(config.cameras[0].uri).topic == "/camera/image_raw"
     named = re.findall(r"Read encodings: (.*?), 8-bit Bayer", PAGE, re.DOTALL)[0]
     assert set(re.findall(r"`(\w+)`", named)) <= set(ENCODINGS)
+
+
+def test_the_page_builds_the_version_of_cyclone_that_is_tested():
+    version = metadata.version("cyclonedds")
+    assert f"--branch {version} " in BUILD
+    assert f"cyclonedds=={version}\n" in BUILD
 
 
 def test_the_extras_of_the_page_exist():

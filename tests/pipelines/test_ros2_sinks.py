@@ -6,12 +6,15 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import count
 
 import cv2
 import msgspec
 import numpy as np
 import pytest
 import zenoh
+from cyclonedds.qos import Policy
+from cyclonedds.util import duration
 from ros2_fixtures import plain, zenoh_router
 from sink_fixtures import detections
 from video_fixtures import LABELS, PATIENCE_S, free_port, wait_for
@@ -255,27 +258,73 @@ def test_a_network_that_takes_nothing_costs_frames_and_never_the_loop(router, mo
         held.set()
 
 
-def test_parameters_change_a_running_pipeline(router):
-    controls = Controls()
-    config = Ros2Sink(domain=24, connect=(router,), controls=True, namespace="/robot1", node="eye")
-    context = SinkContext(LABELS, controls=controls)
-    client_config = zenoh.Config()
-    client_config.insert_json5("mode", '"client"')
-    client_config.insert_json5("connect/endpoints", f'["{router}"]')
+@contextmanager
+def zenoh_client(locator, domain):
+    """Yields what sends a request of a service and returns the answer, as rmw_zenoh does."""
+    config = zenoh.Config()
+    config.insert_json5("mode", '"client"')
+    config.insert_json5("connect/endpoints", f'["{locator}"]')
+    with zenoh.open(config) as session:
 
-    with open_sink(config, context), zenoh.open(client_config) as client:
-
-        def call(name, service, request):
-            kind = f"rcl_interfaces/srv/{name}"
-            dds = f"rcl_interfaces::srv::dds_::{name}_"
+        def send(service, kind, request):
             attachment = (7).to_bytes(8, "little") + bytes(8) + b"\x10" + b"0123456789abcdef"
-            key = f"24/robot1/eye/{service}/{dds}/{type_hash(kind)}"
-            payload = encode(f"{kind}_Request", request)
-            (reply,) = client.get(key, payload=payload, attachment=attachment, timeout=10)
+            name = kind.rpartition("/")[2]
+            key = f"{domain}{service}/rcl_interfaces::srv::dds_::{name}_/{type_hash(kind)}"
+            (reply,) = session.get(key, payload=request, attachment=attachment, timeout=10)
             head = reply.ok.attachment.to_bytes()
             assert head[:8] == attachment[:8]
             assert head[16:] == attachment[16:]
-            return plain(decode(f"{kind}_Response", reply.ok.payload.to_bytes()))
+            return reply.ok.payload.to_bytes()
+
+        yield send
+
+
+@contextmanager
+def dds_client(locator, domain):
+    """The same, as rmw_cyclonedds does."""
+    client = open_wire("dds", Node("rqt", domain=domain, connect=(locator,)))
+    ids = count(1)
+
+    def send(service, kind, request):
+        own = f"clientid={next(ids)};"
+        replies = client._reader(f"rr{service}Reply", f"{kind}_Response", "reliable", own)
+        requests = client._writer(f"rq{service}Request", f"{kind}_Request", "reliable", own)
+        writer = requests._writer
+        wait_for(writer.get_matched_subscriptions, PATIENCE_S, "the service")
+        wait_for(replies.get_matched_publications, PATIENCE_S, "its answers")
+        told = [writer.get_matched_subscription_data(one).qos[Policy.Userdata].data
+                for one in writer.get_matched_subscriptions()]  # fmt: skip
+        told += [replies.get_matched_publication_data(one).qos[Policy.Userdata].data
+                 for one in replies.get_matched_publications()]  # fmt: skip
+        assert told[0].split(b";")[0] == told[1].split(b";")[0] != b""
+        head = bytes(range(16))
+        requests.put(request[:4] + head + request[4:], 1)
+        reply = next(replies.take_iter(timeout=duration(seconds=PATIENCE_S))).cdr
+        assert reply[4:20] == head
+        return reply[:4] + reply[20:]
+
+    try:
+        yield send
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("wire", ["zenoh", "dds"])
+def test_parameters_change_a_running_pipeline(router, wire):
+    controls = Controls()
+    connect, domain, client = {
+        "zenoh": (router, 24, zenoh_client), "dds": ("localhost", 92, dds_client)
+    }[wire]  # fmt: skip
+    config = Ros2Sink(
+        wire=wire, domain=domain, connect=(connect,), controls=True, namespace="/robot1", node="eye"
+    )
+    context = SinkContext(LABELS, controls=controls)
+    with open_sink(config, context), client(connect, domain) as send:
+
+        def call(name, service, request):
+            kind = f"rcl_interfaces/srv/{name}"
+            data = send(f"/robot1/eye/{service}", kind, encode(f"{kind}_Request", request))
+            return plain(decode(f"{kind}_Response", data))
 
         def put(name, **value):
             request = {"parameters": [{"name": name, "value": value}]}
@@ -287,6 +336,13 @@ def test_parameters_change_a_running_pipeline(router):
         assert controls.least_score("") == 0.6
         assert put("detect", type=1, bool_value=False)["successful"]
         assert not controls.is_on("")
+        both = [
+            {"name": "detect", "value": {"type": 1, "bool_value": True}},
+            {"name": "min_score", "value": {"type": 3, "double_value": 7.0}},
+        ]
+        atomic = call("SetParametersAtomically", "set_parameters_atomically", {"parameters": both})
+        assert atomic["result"]["reason"] == "min_score is 0 to 1, not 7"
+        assert not controls.is_on("")  # all or none
         values = call("GetParameters", "get_parameters", {"names": ["min_score", "none"]})["values"]
         assert [one["type"] for one in values] == [3, 0]
         assert values[0]["double_value"] == 0.6
@@ -317,7 +373,6 @@ def test_parameters_of_several_cameras_name_them():
     ("options", "says"),
     [
         ({"topics": ("detections_3d",)}, "needs the camera's calibration"),
-        ({"wire": "dds", "domain": 90, "controls": True}, 'use wire = "zenoh" for `controls`'),
         ({"camera_info": "none.yaml"}, "camera_info none.yaml cannot be read"),
     ],
 )
@@ -389,11 +444,20 @@ print(loaded)
     assert done.stdout == "[]\n"
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "zenoh", None)
-    monkeypatch.delitem(sys.modules, "pipelines.ros2.zenoh_wire", raising=False)
-    with pytest.raises(PipelineError, match=r"pip install 'tandem-edge\[ros2\]'"):
-        open_wire("zenoh", Node("tandem"))
+@pytest.mark.parametrize(
+    ("wire", "package", "says"),
+    [
+        ("zenoh", "zenoh", r"pip install 'tandem-edge\[ros2\]'\.$"),
+        ("dds", "cyclonedds", r"tandem-edge\[dds\]'\. .* on a Jetson take wire = \"zenoh\""),
+    ],
+)
+def test_a_package_that_is_missing_is_named(monkeypatch, wire, package, says):
+    for module in [one for one in sys.modules if one.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"pipelines.ros2.{wire}_wire", raising=False)
+    with pytest.raises(PipelineError, match=says):
+        open_wire(wire, Node("tandem"))
 
 
 # --- sources

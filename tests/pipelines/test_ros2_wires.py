@@ -6,11 +6,24 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import zenoh
-from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsParticipant
+from cyclonedds.builtin import (
+    BuiltinDataReader,
+    BuiltinTopicDcpsParticipant,
+    BuiltinTopicDcpsPublication,
+    BuiltinTopicDcpsSubscription,
+)
 from cyclonedds.core import InstanceState
+from cyclonedds.domain import DomainParticipant
+from cyclonedds.idl import IdlStruct, make_idl_struct
+from cyclonedds.idl.types import array, bounded_str, sequence, uint8
+from cyclonedds.qos import Policy, Qos
+from cyclonedds.sub import DataReader
+from cyclonedds.topic import Topic
+from cyclonedds.util import duration
 from ros2_fixtures import (
     SDK_READER,
     build_reader,
@@ -318,6 +331,85 @@ def test_a_node_of_dds_that_is_closed_has_gone_at_once():
             until(lambda: alive() == 2)
         until(lambda: alive() == 1)
         publisher.put(encode(DETECTIONS_2D, {}), 1)  # by a sender that is late: to nobody
+
+
+def test_a_slow_reader_of_dds_costs_messages_and_never_the_sender():
+    node = Node("tandem", domain=next(DOMAINS), connect=("localhost",))
+    data, quick = encode(DETECTIONS_2D, {}), []
+    with wire("dds", node) as ours, wire("dds", Node("quick", domain=node.domain,
+                                                     connect=("localhost",))) as other:  # fmt: skip
+        publisher = ours.publish("detections", DETECTIONS_2D, "reliable")
+        other.subscribe("detections", (DETECTIONS_2D,), "reliable", lambda *one: quick.append(one))
+        policies = [Policy.Reliability.Reliable(duration(seconds=1)), Policy.History.KeepAll,
+                    Policy.ResourceLimits(1, 1, 1)]  # fmt: skip
+        # Its only place is full after the first message, and nobody takes it.
+        slow = DataReader(
+            other._participant, other._topic("rt/detections", DETECTIONS_2D), Qos(*policies)
+        )
+        until(slow.get_matched_publications)
+        until(lambda: quick or publisher.put(data, 1))
+        received = len(quick)
+        for _ in range(3):
+            with pytest.raises(PipelineError, match="DDS takes no message"):
+                publisher.put(data, 1)
+        until(lambda: len(quick) > received)
+
+
+@dataclass
+class Gid(IdlStruct, typename="rmw_dds_common.msg.dds_.Gid_"):
+    data: array[uint8, 16]
+
+
+@dataclass
+class HumbleGid(IdlStruct, typename="rmw_dds_common.msg.dds_.Gid_"):
+    data: array[uint8, 24]
+
+
+def entities_type(gid):
+    """Return ParticipantEntitiesInfo of rmw_dds_common as Cyclone describes types."""
+    name = "rmw_dds_common.msg.dds_.{}_"
+    node = make_idl_struct("NodeEntitiesInfo", name.format("NodeEntitiesInfo"), {
+        "node_namespace": bounded_str[256], "node_name": bounded_str[256],
+        "reader_gid_seq": sequence[gid], "writer_gid_seq": sequence[gid],
+    })  # fmt: skip
+    return make_idl_struct("ParticipantEntitiesInfo", name.format("ParticipantEntitiesInfo"), {
+        "gid": gid, "node_entities_info_seq": sequence[node],
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("distro", "gid", "size"), [("jazzy", Gid, 16), ("humble", HumbleGid, 24)])
+def test_tools_of_dds_know_which_node_has_a_topic(distro, gid, size):
+    """As rmw_dds_common's graph cache finds names: by the ids of participant and endpoint."""
+    node = Node("tandem", "/robot1", next(DOMAINS), distro, ("localhost",))
+    with wire("dds", node) as ours:
+        ours.publish("detections", DETECTIONS_2D, "reliable")
+        ours.serve("tandem/set_parameters", "rcl_interfaces/srv/SetParameters", lambda data: data)
+        tool = DomainParticipant(node.domain)
+        topic = Topic(tool, "ros_discovery_info", entities_type(gid))
+        policies = [
+            Policy.Reliability.Reliable(duration(seconds=1)),
+            Policy.Durability.TransientLocal,
+        ]
+        reader = DataReader(tool, topic, Qos(*policies))
+        told = next(reader.take_iter(timeout=duration(seconds=PATIENCE_S)))
+        participants = BuiltinDataReader(tool, BuiltinTopicDcpsParticipant).read(10)
+        (participant,) = [one for one in participants if one.qos[Policy.Userdata]]
+        assert participant.qos[Policy.Userdata].data == b"enclave=/;"
+        assert bytes(told.gid.data) == participant.key.bytes.ljust(size, b"\0")
+        (named,) = told.node_entities_info_seq
+        assert (named.node_namespace, named.node_name) == ("/robot1", "tandem")
+
+        def topics_of(builtin, gids):
+            names = {one.key.bytes.ljust(size, b"\0"): one.topic_name
+                     for one in BuiltinDataReader(tool, builtin).read(50)}  # fmt: skip
+            return [names[bytes(one.data)] for one in gids]
+
+        assert topics_of(BuiltinTopicDcpsPublication, named.writer_gid_seq) == [
+            "ros_discovery_info", "rt/robot1/detections", "rr/robot1/tandem/set_parametersReply",
+        ]  # fmt: skip
+        assert topics_of(BuiltinTopicDcpsSubscription, named.reader_gid_seq) == [
+            "rq/robot1/tandem/set_parametersRequest"
+        ]
 
 
 def check_reader(name, tmp_path, count, seconds):

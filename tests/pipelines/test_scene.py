@@ -406,6 +406,31 @@ def test_a_result_converts_to_supervision(tmp_path):
     assert all(np.shares_memory(theirs, ours) for theirs, ours in pairs)
 
 
+def test_masks_and_key_points_convert_to_supervision(tmp_path):
+    (result, *_) = run_all(walking(tmp_path))
+    full = np.ones((4, 4), np.float32)
+    box = np.float32([[8, 16, 24, 32]])
+    points = np.float32([[[9, 17, 0.75], [20, 30, 0.5]]])
+    objects = replace(
+        result.detections, boxes=box, masks=Masks((full * [1, 1, -1, -1],), box), keypoints=points
+    )
+    result = replace(result, decoded=objects)
+    mask = result.to_supervision().mask
+    height, width = result.frame.size
+    assert (mask.shape, mask.dtype) == ((1, height, width), np.bool_)
+    expected = np.zeros((height, width), bool)
+    expected[16:32, 8:16] = True  # the left half of the box
+    assert np.array_equal(mask[0], expected)
+    converted = result.to_supervision_keypoints()
+    assert isinstance(converted, supervision.KeyPoints)
+    assert converted.xy.tolist() == [[[9, 17], [20, 30]]]
+    assert converted.data["class_name"].tolist() == ["red"]
+    assert np.shares_memory(converted.xy, points)
+    assert np.shares_memory(converted.keypoint_confidence, points)
+    with pytest.raises(TypeError, match="no key points"):
+        replace(result, decoded=replace(objects, keypoints=None)).to_supervision_keypoints()
+
+
 def test_a_result_converts_to_pandas_without_copies(tmp_path):
     (_, result, *_) = run_all(walking(tmp_path, tracker=TRACKER))
     table = result.to_pandas()

@@ -1,9 +1,12 @@
 """Who may ask, and how much: tokens, TLS, limits; and trace context that is passed on."""
 
+import gzip
 import http.client
 import json
 import socket
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from geventhttpclient.response import HTTPConnectionClosed
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from serving_fixtures import rows, served, write_repository
 from tritonclient.utils import InferenceServerException
 
@@ -20,6 +25,9 @@ from pipelines.serving.messages import SERVICE, message
 from pipelines.serving.protocol import Refusal, Status
 from pipelines.serving.server import ServeOptions, check_reach
 from pipelines.serving.service import Service
+from pipelines.serving.spans import Spans
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def pair(library: Any) -> list[Any]:
@@ -69,6 +77,34 @@ def test_tls_by_http_and_grpc(tmp_path: Path, certificate: tuple[Path, Path]) ->
             assert client.is_model_ready("simple")
 
 
+def test_clients_show_a_certificate_of_the_ca(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    pem, key = certificate
+    root = write_repository(tmp_path / "models")
+    with served(root, certificate=pem, key=key, client_ca=pem) as ports:
+        own = {"certfile": str(pem), "keyfile": str(key)}
+        for files, is_taken in ((own, True), ({}, False)):
+            options = {"ssl": True, "ssl_options": {"ca_certs": str(pem), **files}}
+            with triton_http.InferenceServerClient(
+                f"127.0.0.1:{ports.http}", insecure=True, **options
+            ) as client:
+                if is_taken:
+                    assert client.is_model_ready("simple")
+                else:
+                    with pytest.raises((OSError, HTTPConnectionClosed)):
+                        client.is_model_ready("simple")
+            with triton_grpc.InferenceServerClient(
+                f"localhost:{ports.grpc}", ssl=True, root_certificates=str(pem),
+                private_key=files.get("keyfile"), certificate_chain=files.get("certfile"),
+            ) as client:  # fmt: skip
+                if is_taken:
+                    assert client.is_model_ready("simple")
+                else:
+                    with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+                        client.is_model_ready("simple")
+
+
 def test_other_machines_are_answered_only_if_they_say_who_they_are(tmp_path: Path) -> None:
     check_reach(ServeOptions(repository=tmp_path))
     check_reach(ServeOptions(repository=tmp_path, host="::1"))
@@ -89,6 +125,19 @@ def test_connections_and_bytes_have_a_limit(tmp_path: Path) -> None:
         assert "2 connections are open" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
         for one in open_ones:
             one.close()
+        channels = [
+            grpc.insecure_channel(
+                f"127.0.0.1:{ports.grpc}", options=(("grpc.use_local_subchannel_pool", 1),)
+            )
+            for _ in range(3)
+        ]
+        live = [one.unary_unary(f"/{SERVICE}/ServerLive") for one in channels]
+        assert live[0](b"") == live[1](b"")
+        with pytest.raises(grpc.RpcError) as refused:
+            live[2](b"")
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        for channel in channels:
+            channel.close()
 
 
 def test_a_fault_of_the_server_is_answered_and_the_connection_goes_on(
@@ -127,7 +176,6 @@ def test_a_large_message_is_refused_by_grpc(tmp_path: Path) -> None:
 
 
 def test_trace_context_is_passed_on(tmp_path: Path) -> None:
-    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     with (
         served(write_repository(tmp_path)) as ports,
         grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
@@ -136,5 +184,46 @@ def test_trace_context_is_passed_on(tmp_path: Path) -> None:
         request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 2])
         request.raw_input_contents.append(bytes(8))
         ask = channel.unary_unary(f"/{SERVICE}/ModelInfer")
-        _, call = ask.with_call(request.SerializeToString(), metadata=(("traceparent", trace),))
-        assert ("traceparent", trace) in [(key, value) for key, value in call.trailing_metadata()]
+        _, call = ask.with_call(request.SerializeToString(), metadata=(("traceparent", TRACE),))
+        assert ("traceparent", TRACE) in [(key, value) for key, value in call.trailing_metadata()]
+
+
+def test_spans_go_to_a_collector_below_those_of_the_client(tmp_path: Path) -> None:
+    bodies: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            unpacks = self.headers.get("Content-Encoding") == "gzip"
+            bodies.append(gzip.decompress(body) if unpacks else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever).start()
+        url = f"http://127.0.0.1:{collector.server_address[1]}"
+        with (
+            served(write_repository(tmp_path), otlp=url) as ports,
+            triton_http.InferenceServerClient(f"127.0.0.1:{ports.http}") as client,
+        ):
+            client.infer("simple", pair(triton_http), headers={"traceparent": TRACE})
+            with pytest.raises(InferenceServerException):
+                client.infer("none", pair(triton_http))
+        collector.shutdown()
+    spans = [
+        span
+        for body in bodies
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    assert [span.attributes[0].value.string_value for span in spans] == ["simple", "none"]
+    assert spans[0].trace_id.hex() == TRACE.split("-")[1]
+    assert spans[0].parent_span_id.hex() == TRACE.split("-")[2]
+    assert [span.status.code for span in spans] == [0, 2]  # unset, error
+    with pytest.raises(ConfigError, match="'collector' is no collector"):
+        Spans("collector")

@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 from serving_fixtures import identity, value, write_onnx
 
 from device.errors import ConfigError
-from pipelines.serving.model import QueuedModel, open_file
+from pipelines.serving.instances import open_file
+from pipelines.serving.model import QueuedModel
 from pipelines.serving.protocol import InferRequest, Refusal, Status, Tensor
-from pipelines.serving.repository import LOADING, READY, Repository, scan
+from pipelines.serving.repository import LOADING, READY, Repository, Source, scan
 from toolkit.engine.build import BuildOptions
 from toolkit.triton_repository import import_triton
 
@@ -188,23 +189,23 @@ def test_a_load_whose_client_goes_ends_and_is_closed(
     monkeypatch.setattr("pipelines.serving.repository.open_file", slow)
     monkeypatch.setattr(QueuedModel, "close", noted_close)
 
-    def state(models: Repository) -> str:
-        return next((row["state"] for row in models.index() if row["name"] == "m"), "")
+    async def state(models: Repository) -> str:
+        return next((row["state"] for row in await models.index() if row["name"] == "m"), "")
 
     async def run() -> None:
         models = explicit(tmp_path)
         load = asyncio.create_task(models.load("m"))
-        while state(models) != LOADING:
+        while await state(models) != LOADING:
             await asyncio.sleep(0.01)
         load.cancel()
         with pytest.raises(asyncio.CancelledError):
             await load
         goes_on.set()
         for _ in range(500):
-            if state(models) == READY:
+            if await state(models) == READY:
                 break
             await asyncio.sleep(0.01)
-        assert state(models) == READY
+        assert await state(models) == READY
         await models.close()
 
     asyncio.run(run())
@@ -226,6 +227,26 @@ def test_an_entry_that_cannot_be_read_is_left_out(
     monkeypatch.setattr(Path, "iterdir", refused)
     assert list(scan(tmp_path)) == ["good"]
     assert "bad is left out" in caplog.text
+
+
+def test_the_folder_is_looked_at_beside_the_event_loop(tmp_path: Path) -> None:
+    threads = set()
+
+    def look() -> dict[str, Source]:
+        threads.add(threading.current_thread())
+        return scan(tmp_path)
+
+    async def run() -> None:
+        models = Repository(look, "explicit")
+        assert await models.index() == []
+        await models.load_all(["*"])
+        with pytest.raises(Refusal, match="no such model"):
+            await models.load("m")
+        await models._look_again({})
+        assert threads
+        assert threading.current_thread() not in threads
+
+    asyncio.run(run())
 
 
 def test_polling_goes_on_after_any_error(tmp_path: Path) -> None:

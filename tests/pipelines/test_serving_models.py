@@ -24,9 +24,7 @@ from tritonclient.utils import InferenceServerException
 from device.engine.manifest import DimRange
 from device.runtime.session import Session
 from pipelines.serving.protocol import Refusal
-from pipelines.serving.scheduler import Item, Policy, QueuePolicy, RequestQueue
-
-BOARD_S = 0.02  # simulated time of an inference
+from pipelines.serving.scheduler import Item, Policy, QueuePolicy, RequestQueue, Scheduler
 
 
 @contextlib.contextmanager
@@ -41,17 +39,6 @@ def pair(library: Any, first: np.ndarray, second: np.ndarray) -> list[Any]:
     inputs[0].set_data_from_numpy(first)
     inputs[1].set_data_from_numpy(second)
     return inputs
-
-
-@pytest.fixture
-def slow_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    infer = Session.infer
-
-    def slow(self: Session, feeds: Any, outputs: Any = None) -> Any:
-        time.sleep(BOARD_S)
-        return infer(self, feeds, outputs)
-
-    monkeypatch.setattr(Session, "infer", slow)
 
 
 def with_config(root: Path, text: str, largest: int = 8) -> Path:
@@ -145,9 +132,29 @@ def test_files_that_change_are_loaded_and_those_that_go_unloaded(tmp_path: Path)
         await_state(lambda: not client.is_model_ready("other"))
 
 
-@pytest.mark.usefixtures("slow_engine")
-def test_requests_of_64_clients_share_batches(tmp_path: Path) -> None:
+def test_requests_of_64_clients_share_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infer, submit = Session.infer, Scheduler.submit
+    submitted: list[Item] = []
+    all_wait = threading.Event()
+
+    def counted(self: Scheduler, item: Item) -> None:
+        submit(self, item)
+        submitted.append(item)
+        if len(submitted) == 64:
+            all_wait.set()
+
+    def held(self: Session, feeds: Any, outputs: Any = None) -> Any:
+        if submitted:  # else it is the warm-up
+            all_wait.wait()
+        return infer(self, feeds, outputs)
+
+    monkeypatch.setattr(Session, "infer", held)
+    monkeypatch.setattr(Scheduler, "submit", counted)
     for name, batching in (("alone", ""), ("together", "dynamic_batching { }")):
+        submitted.clear()
+        all_wait.clear()
         root = with_config(tmp_path / name, f"max_batch_size: 8 {batching}")
         with (
             served(root) as ports,

@@ -46,6 +46,7 @@ def test_an_accepted_loss_is_built_and_reported(tmp_path: Path, rng: np.random.G
     assert (result.loss.basis, result.loss.samples) == ("engine", 4)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_the_engine_is_judged_by_what_it_computes(tmp_path: Path, rng: np.random.Generator) -> None:
     path, out = small_convnet(tmp_path / "m.onnx", rng), tmp_path / "m.engine"
     data = samples(rng, 2)
@@ -177,6 +178,7 @@ def detection_head(path: Path, rng: np.random.Generator) -> Path:
     return save(path, nodes, {"x": [1, 3, 32, 32]}, {"y": [1, 5, 32, 32]}, weights)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_concat_of_scores_and_boxes_is_kept_off_the_dla(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

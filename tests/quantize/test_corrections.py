@@ -172,6 +172,7 @@ def test_a_step_that_cannot_have_its_samples_is_refused(
         measure(path, data, RangeOptions("minmax", correct_biases="on"))  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_the_table_builds_the_engine_that_the_data_built(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -331,6 +332,7 @@ def test_dead_channels_are_counted_in_every_report(
     assert "3 of 16 channels always zero" in ranges_html(result, "m")
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_the_scale_rules_say_what_they_cost_where_samples_can_tell(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

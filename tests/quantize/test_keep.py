@@ -17,8 +17,10 @@ from calibration.errors import CalibrationError
 from calibration.least_loss import least_loss
 from calibration.observer import Histogram, Tally
 from calibration.table import read_table
+from device.engine.file import open_engine
 from toolkit.cli.commands.calibrate import calibrate
 from toolkit.cli.commands.plan import plan
+from toolkit.cli.pages.engine_card import engine_facts, engine_page
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
@@ -173,6 +175,14 @@ def test_a_build_says_what_the_kept_nodes_cost(tmp_path: Path, rng: np.random.Ge
     (note,) = [note for note in result.notes if "kept in floating point" in note]
     assert "us a frame predicted" in note
     assert "makes" in result.kept["head"]
+    gains = {row.node: row for row in result.gains}
+    assert [row.kept for row in gains.values()] == ["", result.kept["head"]]
+    assert sum(row.error_share or 0.0 for row in gains.values()) == pytest.approx(1.0)
+    assert all(row.int8_us > 0 and row.half_us > 0 for row in gains.values())
+    with open_engine(out) as engine:
+        page = engine_page(engine_facts(engine), gains=result.gains)
+    assert "What INT8 gains and loses" in page
+    assert result.kept["head"] in page
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_auto_judges_on_samples_that_its_ranges_did_not_see(
     assert max(gains_db, default=0.0) > 0  # 1 to 13 dB; one network in forty has none
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_budget_keeps_what_int8_ruins_in_float_and_off_the_dla(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -249,6 +250,7 @@ def test_dummy_ranges_are_said_loudly(tmp_path: Path, rng: np.random.Generator) 
     assert UNCALIBRATED.split(":")[0] in ran.stderr
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_ranges_that_the_dla_ties_together_are_equal_in_the_engine(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -290,6 +292,7 @@ def test_nodes_named_by_the_user_stay_in_floating_point(
         measure(path, data, RangeOptions(keep_float=frozenset({name + "x"})))
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_ranges_for_a_profile_cover_what_its_rewrites_make(
     tmp_path: Path, rng: np.random.Generator, data_folder: Path
 ) -> None:

@@ -149,7 +149,7 @@ def test_an_amax_without_a_float32_scale_is_refused(amax):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 5}, "format 5, but this version reads formats 1 to 4"),
+        ({"format": 6}, "format 6, but this version reads formats 1 to 5"),
         ({"format": 3}, "format 3, but has no adjustments of weights, no preprocessing"),
         ({"preprocessing": {}}, "format 1, but has no adjustments of weights, a preprocessing"),
         ({"format": 3, "preprocessing": {"resize": "fold"}}, "resize"),

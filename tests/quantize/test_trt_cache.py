@@ -49,7 +49,7 @@ def as_trtexec_reads(text: str) -> dict[str, float]:
     return results
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(CACHES)
 def test_a_cache_survives_its_text_and_another_reader(cache: TensorRTCache) -> None:
     text = encode_cache(cache)
@@ -60,14 +60,14 @@ def test_a_cache_survives_its_text_and_another_reader(cache: TensorRTCache) -> N
     assert as_trtexec_reads(text) == dict(cache.scales)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(CACHES)
 def test_ranges_give_the_same_bytes_back(cache: TensorRTCache) -> None:
     again = cache_of(amax_of(cache), cache.version, cache.algorithm)
     assert encode_cache(again) == encode_cache(cache)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.dictionaries(NAMES, st.floats(MIN_AMAX, MAX_AMAX), max_size=8))
 def test_ranges_keep_their_float32_scale_and_are_fixed_from_then_on(amax: dict[str, float]) -> None:
     once = amax_of(decode_cache(encode_cache(cache_of(amax, "8502")), "x"))
@@ -173,7 +173,7 @@ def test_a_wrong_header_is_named(text: str) -> None:
         decode_cache(text, "my.cache")
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_mutated_text_is_a_cache_or_a_calibration_error(data: st.DataObject) -> None:
     text = f"{HEADER}\nimages: 3c010204\r\na:0: 4800000\n"

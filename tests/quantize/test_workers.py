@@ -37,7 +37,7 @@ def threads(count: int) -> Workers:
 
 
 def test_one_who_refuses_at_once_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.02)
     good = list[int]()
     first = threading.Lock()
 
@@ -47,7 +47,7 @@ def test_one_who_refuses_at_once_does_not_end_the_run(monkeypatch: pytest.Monkey
                 good.append(threading.get_ident())
         if good[0] != threading.get_ident():
             raise RefusedError("has no such file")
-        time.sleep(0.05)
+        time.sleep(0.05)  # the other refuses several meanwhile
         return bytes([number])
 
     with threads(2) as workers:

@@ -40,6 +40,8 @@ def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     link_configs(tmp_path, pictures=4)
+    assert "agx-orin-64gb" in example
+    example = example.replace("agx-orin-64gb", "laptop")  # nothing to compile
     done = subprocess.run(
         [sys.executable, "-c", f"{example}\nprint([output.name for output in session.outputs])"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -54,8 +56,10 @@ def test_the_examples_of_the_python_page_run(tmp_path: Path) -> None:
     assert len(examples) == 2
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for example in examples:
+        quick = re.sub(r'engine", profile="[\w-]+"', 'engine", profile="laptop"', example)
+        assert quick != example  # nothing to compile
         done = subprocess.run(
-            [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True,
+            [sys.executable, "-c", quick], cwd=tmp_path, capture_output=True, text=True,
             check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -60,7 +60,7 @@ def test_calibrations_give_one_table(folder: Path) -> None:
     assert expected
     port = str(free_port())
     for block in blocks("bash")[:3]:
-        run(folder, block.replace("8786", port))
+        run(folder, block.replace("8786", port).replace("--workers 4", "--workers 2"))
         table = folder / "net.calib.json"
         assert table.read_bytes() == (folder / "plain.json").read_bytes()
         table.unlink()

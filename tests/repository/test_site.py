@@ -3,12 +3,14 @@
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import click
 import pytest
 from doc_tables import rows_in, rows_of, sections
 from docs_fixtures import link_configs
@@ -45,6 +47,7 @@ from pipelines.stages.decoders.table import ROWS
 from pipelines.stages.zones import ZoneEvent
 from scripts import cli_page, cost_report
 from scripts.cost_result import read_fit
+from toolkit.cli.main import tandem
 from toolkit.partition.costs.constants import load_costs
 
 ROOT = Path(__file__).parents[2]
@@ -290,6 +293,32 @@ def test_the_report_on_costs_is_of_the_shipped_constants() -> None:
     assert len(lines) > len(fit_run.times) + len(fit_run.checks)
 
 
+def commands_of(page: str) -> Iterator[list[str]]:
+    """Yield the words of every `tandem` command in the blocks of a page."""
+    for block in re.findall(r"```(?:bash|sh)\n(.*?)```", text_of(page), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("tandem "):
+                yield shlex.split(re.split(r"\s[|>&;]|<", line)[0], comments=True)[1:]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(commands_of(page))])
+def test_every_command_of_a_page_is_there_and_has_its_options(page: str) -> None:
+    for words in commands_of(page):
+        command, options = tandem, {"--help", "-h"}
+        for word in words:
+            options |= {name for one in command.params for name in one.opts + one.secondary_opts}
+            if isinstance(command, click.Group) and not word.startswith("-"):
+                below = command.get_command(click.Context(command), word)
+                command = below if below is not None else command
+        if command.name == "bundle":  # with a file it is `bundle create`
+            command = command.commands["create"]
+        options |= {name for one in command.params for name in one.opts + one.secondary_opts}
+        given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert given <= options, words
+        assert command is not tandem, words
+
+
+@pytest.mark.slow
 def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) -> None:
     link_configs(tmp_path, pictures=8)
     pages = (

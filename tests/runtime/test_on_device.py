@@ -30,7 +30,7 @@ from device.runtime.session import Session, open_session
 from tandem import DeviceArray
 from toolkit.engine.build import BuildOptions, build_engine
 
-SHAPE = (1, 3, 32, 32)
+SHAPE = (1, 3, 8, 8)
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -45,7 +45,7 @@ def gpu() -> Iterator[cuda_double.CudaDouble]:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network on the GPU, and one that runs on the host's arrays alone."""
     folder, rng = tmp_path_factory.mktemp("engines"), np.random.default_rng(5)
-    model = small_convnet(folder / "m.onnx", rng)
+    model = small_convnet(folder / "m.onnx", rng, size=SHAPE[-1])
     with cuda_double.interpreted_cubins():
         for name, kernels in (("gpu", True), ("host", False)):
             options = BuildOptions(precision="fp16", kernels=kernels)
@@ -252,8 +252,8 @@ REFUSED = [
     (lambda gpu: Foreign(gpu, HALF), r"input 'x' has dtype float16, the engine takes float32"),
     (lambda gpu: Foreign(gpu, FLOAT[:, :2]), r"'x' has the size 2 in dimension 1.*takes 3"),
     (
-        lambda gpu: Foreign(gpu, FLOAT, strides=(4, 4, 12, 384)),
-        r"'x' of shape \(1, 3, 32, 32\) has the strides \(1, 1, 3, 96\).*make it contiguous",
+        lambda gpu: Foreign(gpu, FLOAT, strides=(4, 4, 12, 96)),
+        r"'x' of shape \(1, 3, 8, 8\) has the strides \(1, 1, 3, 24\).*make it contiguous",
     ),
     (
         lambda gpu: Foreign(gpu, FLOAT, data=(FLOAT.ctypes.data, False)),
@@ -261,7 +261,7 @@ REFUSED = [
     ),
     (lambda gpu: WithDlpack(gpu, FLOAT, (1, 0)), r"input 'x' is on the CPU; sessions run on GPU 0"),
     (lambda gpu: WithDlpack(gpu, FLOAT, (2, 1)), r"input 'x' is on GPU 1; sessions run on GPU 0"),
-    (lambda gpu: DeviceArray(gpu.take(64), SHAPE, "f4"), r"takes 12288 bytes, .* has 64; allocate"),
+    (lambda gpu: DeviceArray(gpu.take(64), SHAPE, "f4"), r"takes 768 bytes, .* has 64; allocate"),
     (lambda gpu: Foreign(gpu, FLOAT, typestr=">f4"), r"input 'x' is of >f4; engines have"),
     (lambda gpu: Foreign(gpu, FLOAT, mask=FLOAT), r"input 'x' has a mask, which engines do not"),
     (lambda gpu: Foreign(gpu, np.zeros(SHAPE, "c8")), r"input 'x' is of complex64; engines have"),

@@ -3,6 +3,7 @@
 tests/fixtures/tensorrt_double stands for TensorRT, tests/fixtures/cuda_double for the driver.
 """
 
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -52,12 +53,21 @@ def gpu_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_for_gpu(tmp_path_factory.mktemp("gpu"), "fp16", "tensorrt").path
 
 
+@pytest.fixture(scope="module")
+def prepared(engine: Path, gpu_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    with cuda_double.installed(), pytest.MonkeyPatch.context() as patch:
+        install("10.3.0", folder, patch)
+        for each in (engine, gpu_engine):
+            assert prepare(each, folder / "plans").problem is None
+    forget()
+    return folder / "plans"
+
+
 @pytest.fixture
-def plans(engine: Path, gpu_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plans(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     install("10.3.0", tmp_path, monkeypatch)
-    for each in (engine, gpu_engine):
-        assert prepare(each, tmp_path / "plans").problem is None
-    return tmp_path / "plans"
+    return shutil.copytree(prepared, tmp_path / "plans")
 
 
 def inject(text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ class Correction:
     precision: str
     kind: Kind
     certainty: str
-    said: str
+    tensorrt_message: str
 
     @property
     def text(self) -> str:
@@ -35,7 +35,7 @@ class Correction:
             "too strict": f"{self.op} beyond its limit runs on the DLA",
             "too lax": f"{self.op} within its limit does not run on the DLA",
         }[self.kind]
-        reason = f": {self.said}" if self.said else ""
+        reason = f": {self.tensorrt_message}" if self.tensorrt_message else ""
         return f"{self.rule} ({self.certainty}) is {self.kind}: {what} in {self.precision}{reason}"
 
 
@@ -93,5 +93,5 @@ def _correction(row: RuleRow, *, takes: bool) -> Correction:
         precision=row.precision,
         kind="too strict" if takes else "too lax",
         certainty=row.certainty,
-        said=row.said,
+        tensorrt_message=row.said,
     )

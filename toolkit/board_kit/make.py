@@ -3,8 +3,8 @@
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +19,23 @@ from device.engine.purposes import entries_read
 from device.engine.tensorrt_manifest import TensorRT
 from device.errors import TandemError
 from device.profile import load_profile
+from device.runtime.cuda.tactics import choices_of, kernels_of
 from device.runtime.session import open_session
 from device.selftest.engines import INPUT, OUTPUT, npz
-from device.selftest.kit import DATA, LIST, Kit, NetworkCase, Reference, RuleCase
+from device.selftest.kit import (
+    DATA,
+    LIST,
+    Kit,
+    NetworkCase,
+    Reference,
+    RuleCase,
+    TacticCase,
+)
 from device.selftest.report import Variant
 from toolkit.board_kit.demo_files import MODEL, demo_files
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
+from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.importers.onnx import ModelBytes
 from toolkit.partition.planning.forced import ALL, Forced
 from toolkit.partition.planning.plan import PlanOptions
@@ -78,6 +88,8 @@ class KitRequest:
     """What a kit is to hold. `precisions`: of the networks; `demo`: with the demo pipeline.
 
     `splits`: names of networks that are timed on GPU and DLA together, too; None: of all.
+    `choices_a_part`: for a farm, the tactics of networks on the GPU in parts of so many operations;
+    0: `kernels` and `networks` time them. `tactics`, `shapes`: of the networks, as in a build.
     """
 
     profile: str
@@ -88,6 +100,9 @@ class KitRequest:
     splits: Collection[str] | None = None
     precisions: tuple[Precision, ...] = ("int8",)
     demo: bool = True
+    choices_a_part: int = 0
+    tactics: TacticOptions = field(default_factory=TacticOptions)
+    shapes: Mapping[str, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,7 @@ class _Bench:
     request: KitRequest
     has_dla: bool
     report: Report
+    parts: list[TacticCase] = field(default_factory=list)
 
 
 def make_kit(folder: Path, request: KitRequest, report: Report) -> tuple[Kit, tuple[str, ...]]:
@@ -127,6 +143,7 @@ def make_kit(folder: Path, request: KitRequest, report: Report) -> tuple[Kit, tu
             references=references,
             rules=tuple(rule.case for rule in rules),
             networks=networks,
+            tactics=tuple(bench.parts),
             demo=request.demo,
         )
         (folder / LIST).write_bytes(msgspec.json.format(msgspec.json.encode(kit), indent=1))
@@ -285,6 +302,8 @@ def _network(
         accept_loss=True,
         fallback=False,
         plan=PlanOptions(forced=_forced(bench, variant)),
+        tactics=bench.request.tactics,
+        shapes=bench.request.shapes,
     )
     path = bench.folder / f"{name}.engine"
     try:
@@ -298,6 +317,8 @@ def _network(
         path.unlink()
         return f"{name}: the plan puts nothing on the DLA"
     _add_engine(bench.archive, name, path)
+    if bench.request.choices_a_part and variant == "gpu":
+        bench.parts.extend(_parts(path, name, bench.request.choices_a_part))
     path.unlink()
     return NetworkCase(
         name=name,
@@ -306,6 +327,15 @@ def _network(
         precision=precision,
         model_sha256=network.sha256,
     )
+
+
+def _parts(path: Path, name: str, choices: int) -> Iterator[TacticCase]:
+    """Yield the parts of an engine's tactics, those that have any."""
+    with open_engine(path) as engine:
+        most = max((len(choices_of(engine, cuda)) for cuda in kernels_of(engine)), default=0)
+    parts = -(-most // choices)
+    for part in range(parts):
+        yield TacticCase(name=f"{name}.{part}", engine=name, part=part, parts=parts)
 
 
 def _demo(bench: _Bench) -> None:

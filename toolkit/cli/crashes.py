@@ -20,7 +20,18 @@ from device.errors import TandemError
 
 # Commands that give models and engines of others to native code here. `inspect` has it in a child.
 GUARDED = frozenset(
-    {"bench", "build", "bundle", "calibrate", "compare", "export", "infer", "model", "plan"}
+    {
+        "bench",
+        "build",
+        "bundle",
+        "calibrate",
+        "compare",
+        "explore",
+        "export",
+        "infer",
+        "model",
+        "plan",
+    }
     | {"ranges", "surgeon"}
 )
 CRASHES = frozenset(

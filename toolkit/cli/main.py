@@ -23,7 +23,7 @@ from device.start.packages import claim
 from device.start.stdout import drop_unwritten, reserve_stdout
 from toolkit.cli.crashes import survive_crashes
 from toolkit.cli.failures import asks_for_json, errors_as_json, failure_of
-from toolkit.cli.late_sympy import import_sympy_late
+from toolkit.cli.late_imports import import_late
 from toolkit.cli.log import add_log_options, log_options, start
 
 LOG = logging.getLogger("tandem")
@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "profiles": "List and explain device profiles.",
     "plan": "Say what runs where, why, and what it takes.",
     "explain": "Explain a reason in a report.",
+    "explore": "Compare the precisions of a model on a board.",
     "build": "Build an engine from a model.",
     "build-all": "Build a matrix of models and profiles.",
     "calibrate": "Measure INT8 ranges on real data.",
@@ -111,7 +112,7 @@ def tandem(ctx: click.Context) -> None:
 def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and their exit status."""
     claim()  # a plugin may put its folder on the path
-    import_sympy_late()
+    import_late()
     reserve_stdout()
     gc.set_threshold(*GC_THRESHOLDS)
     atexit.register(gc.freeze)  # cycles end with the process: looking for them takes a tenth of it

@@ -66,7 +66,7 @@ def plan_strip(plan: Plan) -> Html:
 
 def _checks(result: DemoResult) -> Html:
     rows = (
-        ("ok" if check.passed else Html("<b class=bad>failed</b>"), check.name, check.found)
+        ("ok" if check.passed else Html("<b class=bad>failed</b>"), check.name, check.finding)
         for check in result.checks
     )
     return table("Checks", ("result", "check", "found"), rows)

@@ -85,7 +85,7 @@ class Check:
 
     name: str
     passed: bool
-    found: str
+    finding: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from toolkit.engine.argument_names import BUILD
 from toolkit.engine.assemble import FrameCompiler, assemble
 from toolkit.engine.batch import bound_notes
 from toolkit.engine.frontend import run_frontend
-from toolkit.engine.kept_cost import kept_cost_notes
+from toolkit.engine.kept_cost import LayerGain, kept_cost_notes, layer_gains
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch
@@ -78,7 +78,8 @@ class BuildResult:
 
     `plan`: as its segments were cut in the end. `kept`: the nodes of an INT8 engine that stay in
     floating point, with the reasons. `gpu`: the kernels and the memory of each segment that has
-    any. `loss`: what the outputs of the engine lose, None without calibration data.
+    any. `loss`: what the outputs of the engine lose, None without calibration data. `gains`: what
+    INT8 gains and loses at each node.
     """
 
     path: Path
@@ -93,6 +94,7 @@ class BuildResult:
     kept: Mapping[str, str] = field(default_factory=dict)
     gpu: tuple[GpuReport, ...] = ()
     loss: Judgement | None = None
+    gains: tuple[LayerGain, ...] = ()
 
     @property
     def report(self) -> str:
@@ -136,6 +138,7 @@ def build_engine(
         passes=front.passes,
         rewrites=front.prepared.applied,
         notes=(
+            *options.notes,
             *model_notes(manifest, front),
             *kept_cost_notes(
                 front, built.plan, lambda without: plan_nodes(without, kernels).plans[0]
@@ -149,6 +152,7 @@ def build_engine(
         kept=front.kept(),
         gpu=tuple(report_segment(name, segment) for name, segment in built.gpu.segments.items()),
         loss=loss,
+        gains=layer_gains(front, built.plan),
     )
 
 

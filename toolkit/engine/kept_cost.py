@@ -1,7 +1,8 @@
-"""What the nodes cost in speed that a build keeps in floating point for the accuracy of INT8."""
+"""What INT8 gains in time, and what the nodes cost that a build keeps in floating point."""
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -12,6 +13,51 @@ from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan
+from toolkit.quantize.quantize import int8_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGain:
+    """A node that could be INT8: predicted times in us, and what it does.
+
+    `processor`: where it runs. `error_share`: of the error of all nodes at the outputs, each alone
+    in INT8, None where that was not measured. `kept`: why it stays in floating point, "" in INT8.
+    """
+
+    node: str
+    processor: str
+    int8_us: float
+    half_us: float
+    error_share: float | None
+    kept: str
+
+
+def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
+    """Return what INT8 gains and loses at each node; crossings and conversions are in the plan.
+
+    Nothing without ranges or without a GPU, whose FP16 INT8 is compared with.
+    """
+    profile = front.target.profile
+    if front.table is None or profile.gpu is None:
+        return ()
+    graph = front.prepared.model
+    int8, half = (
+        CostModel(views(graph.graph), profile, precision=precision, power_mode=plan.power_mode)
+        for precision in ("int8", "fp16")
+    )
+    kept, runs_on = front.kept(), {row.node: row.processor for row in plan.placements}
+    search = None if front.ranges is None or front.ranges.kept is None else front.ranges.kept.search
+    costs = {} if search is None else {row.node: row.cost for row in search.costs}
+    total = sum(costs.values())
+    gains = []
+    for node, _ in int8_nodes(graph):
+        name = str(node.name)
+        processor = runs_on[name]
+        share = costs[name] / total if name in costs and 0.0 < total < math.inf else None
+        int8_us, half_us = (model.node(name, processor).time_us for model in (int8, half))
+        gains.append(LayerGain(name, processor, int8_us, half_us, share, kept.get(name, "")))
+    return tuple(gains)
+
 
 Planner = Callable[[Frontend], Plan]
 

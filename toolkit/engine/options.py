@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import onnx_ir as ir
 
 from calibration.table import CalibrationTable
@@ -15,6 +16,7 @@ from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
 from toolkit.importers.source import Report
 from toolkit.partition.best_precision import kept_nodes
+from toolkit.partition.costs.measured import Measured
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepare import Prepared
@@ -52,6 +54,8 @@ class BuildOptions:
     `gpu_backend`: what GPU segments carry: kernels, forms for the board's TensorRT in their place,
     or both ("auto"), of which the board keeps the faster.
     `preprocess_on` "gpu": with kernels that make the input of camera frames (`toolkit.gpu.frames`).
+    `node_times`: those of boards, which the plan takes before predicted ones. `notes`: on where
+    times come from, for the report.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -72,6 +76,8 @@ class BuildOptions:
     fallback: bool = True
     gpu_backend: GpuBackendName = "cuda"
     preprocess_on: Literal["cpu", "gpu"] = "cpu"
+    node_times: Measured | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,14 @@ class Frontend:
         reasons = ranges.kept.reasons() if ranges is not None and ranges.kept is not None else {}
         return kept_nodes(self.table.keep_float, {**self.floating, **reasons}, budget)
 
+    def _node_times(self) -> Measured | None:
+        """Return the times of nodes that no rewrite has replaced."""
+        measured, known = self.options.node_times, {n.name for n in self.prepared.model.graph}
+        if measured is None:
+            return None
+        times = tuple(row for row in measured.times if known.issuperset(row.nodes))
+        return msgspec.structs.replace(measured, times=times)
+
     def to_plan(self, kernels: "KernelSupport") -> "Model":
         """Return the model as plans take it; `kernels`: which nodes have any."""
         from toolkit.partition.planning.plan import Model
@@ -133,6 +147,7 @@ class Frontend:
             kernels=kernels,
             rewrites=self.prepared.applied,
             batching=self.batching,
+            measured=self._node_times(),
         )
         if self.table is None:
             return model

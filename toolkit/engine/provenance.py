@@ -14,7 +14,7 @@ from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import Target
 from toolkit.errors import printable
 from toolkit.gpu.codegen.cuda_source import find_compiler
-from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
+from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION, ROUNDING
 from toolkit.quantize.loss.judge import Judgement
 
 LICENCE_KEYS = frozenset({"license", "licence"})  # of a model's metadata
@@ -79,7 +79,12 @@ def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:
     """The steps that a table takes beside the passes, in their order."""
     if table is None or not table.adjusted:
         return ()
-    rows = ((EQUALISATION, table.adjusted.equalised), (CORRECTION, table.adjusted.biases))
+    adjusted = table.adjusted
+    rows = (
+        (EQUALISATION, adjusted.equalised),
+        (ROUNDING, adjusted.rounded),
+        (CORRECTION, adjusted.biases),
+    )
     return tuple(name for name, changed in rows if changed)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from device.engine.file import open_engine
 from device.errors import TandemError
+from pipelines.serving.instances import ports_of_engine
 from pipelines.serving.messages import message
-from pipelines.serving.model import ports_of_engine
 from pipelines.serving.model_config import CONFIG, complete, write_config
 from toolkit.errors import BuildError
 from toolkit.export.folder import export_trtexec, write_model

@@ -6,12 +6,9 @@ user name: the access list follows from it. A device makes its key itself and se
 """
 
 import datetime as dt
-import fcntl
 import ipaddress
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from device.files import make_folder, replacing
+from device.files import make_folder, replace_file
 from device.protocol.topics import DeviceId
 from toolkit.errors import FleetError
 
@@ -93,16 +90,6 @@ class Authority:
     def ca_pem(self) -> bytes:
         """The CA's certificate."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which ends with the process; wait for another holder."""
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
 
     # -- certificates
 
@@ -323,8 +310,7 @@ def write_public(path: Path, content: bytes) -> None:
 def _write(path: Path, content: bytes, mode: int) -> None:
     try:
         make_folder(path.parent)
-        with replacing(path, mode) as file:
-            file.write(content)
+        replace_file(path, content, mode)
     except OSError as error:
         raise FleetError(f"cannot write {path}: {error.strerror}") from error
 

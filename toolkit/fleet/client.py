@@ -8,12 +8,12 @@ with Client("https://fleet.example.com", token) as fleet:
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import urllib3
 
+from device.closing import Closing
 from toolkit.errors import FleetError
 
 __all__ = ["Client"]
@@ -22,7 +22,7 @@ ROOT = "/api/v1"
 Json = dict[str, Any]
 
 
-class Client:
+class Client(Closing):
     """The API of one fleet. Answers are what its OpenAPI document says, as dicts and lists.
 
     Each method raises FleetError: what was asked for was not done, and why.
@@ -36,15 +36,8 @@ class Client:
         ca_certs = None if ca is None else str(ca)
         self._pool = urllib3.PoolManager(timeout=timeout, retries=False, ca_certs=ca_certs)
 
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connections."""
         self._pool.clear()
 
     def counts(self) -> Json:

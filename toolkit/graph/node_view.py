@@ -32,6 +32,14 @@ class TensorView:
     values: tuple[float, ...] | None = None
 
     @property
+    def text(self) -> str:
+        """Name and shape, such as "x: 1x3x?x?"."""
+        if self.shape is None:
+            return f"{self.name}: unknown shape"
+        sizes = "x".join("?" if dim is None else str(dim) for dim in self.shape) or "1 number"
+        return f"{self.name}: {sizes}"
+
+    @property
     def is_float(self) -> bool:
         """Whether a lower precision can stand for this tensor."""
         return self.dtype in ("float32", "float16", "bfloat16", "float64")

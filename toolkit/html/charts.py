@@ -53,6 +53,17 @@ class Ceiling:
     operations_per_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A point of a scatter chart; its text is its title. Those on the line are joined by it."""
+
+    label: str
+    x: float
+    y: float
+    text: str
+    on_line: bool
+
+
 def bars(title: str, rows: Sequence[Bar]) -> Html:
     """Return horizontal bars, the longest for the largest value."""
     largest = max((row.value for row in rows), default=0.0) or 1.0
@@ -128,6 +139,30 @@ def step_chart(title: str, names: Sequence[str], series: Sequence[Steps], unit: 
         )
     key = colour_key((row.kind, row.name) for row in series)
     return Html(key + _chart(title, drawn, f"node in running order, 1 to {count}"))
+
+
+def scatter(title: str, spots: Sequence[Spot], below: str) -> Html:
+    """Return points with labels, and a staircase through those on the line: less is better."""
+    across = max((row.x for row in spots), default=0.0) or 1.0
+    up = max((row.y for row in spots), default=0.0) or 1.0
+    plot = _Plot((0.0, across * 1.2), (0.0, up * 1.1))
+    drawn = [
+        plot.grid_y(_ticks(0.0, up * 1.1), lambda value: f"{value:g}"),
+        plot.grid_x(_ticks(0.0, across * 1.2), lambda value: f"{_short(value)}"),
+    ]
+    line = sorted((row for row in spots if row.on_line), key=lambda row: (row.x, row.y))
+    if line:
+        steps = [f"M{plot.x(line[0].x):.1f} {plot.y(line[0].y):.1f}"]
+        steps += [f"H{plot.x(row.x):.1f}V{plot.y(row.y):.1f}" for row in line[1:]]
+        drawn.append(f"<path class='stroke accent' d='{''.join(steps)}'/>")
+    for row in spots:
+        x, y, kind = plot.x(row.x), plot.y(row.y), "accent" if row.on_line else "soft"
+        drawn.append(
+            f"<circle class='fill {kind}' r=5 cx={x:.1f} cy={y:.1f}>"
+            f"<title>{escape(row.text)}</title></circle>"
+            f"<text x={x + 8:.1f} y={y - 6:.1f}>{escape(row.label)}</text>"
+        )
+    return _chart(title, drawn, below)
 
 
 def roofline(

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from device.files import sha256_of
 from toolkit.errors import ImportModelError
-
-_BLOCK_BYTES = 1 << 20
 
 Report = Callable[[str, float], None]
 """Called with the name of a step and the share of it that is done, 0 to 1."""
@@ -44,26 +43,18 @@ def model_sha256(path: Path) -> str:
     """
     try:
         if path.is_file():
-            return _file_sha256(path)
+            return sha256_of(path)
         if not path.is_dir():
             path.stat()  # says what is wrong
             raise ImportModelError(f"Cannot read the model {path}: it is no file; check the path.")
         digest = hashlib.sha256()
         for part in sorted(part for part in path.rglob("*") if part.is_file()):
-            digest.update(f"{_file_sha256(part)} {part.relative_to(path).as_posix()}\n".encode())
+            digest.update(f"{sha256_of(part)} {part.relative_to(path).as_posix()}\n".encode())
         return digest.hexdigest()
     except OSError as err:
         raise ImportModelError(
             f"Cannot read the model {path}: {err.strerror}; check the path."
         ) from err
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def keep_log(name: str, text: str) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from device.board_files import read_text
 from device.runtime.cuda import driver as cuda_driver
 from device.runtime.cuda.driver import device_attribute, device_sm, load_driver
 
@@ -52,8 +53,8 @@ def read_gpu(index: int = 0) -> GpuFacts:
         memory_mhz=device_attribute(cuda_driver.MEMORY_CLOCK_KHZ, index) // 1000,
         l2_bytes=device_attribute(cuda_driver.L2_BYTES, index),
         cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}",
-        driver=driver_version("\n".join(map(_text, _DRIVER_FILES))),
-        power_mode=power_mode(_text(_POWER_MODE_FILE)),
+        driver=driver_version("\n".join(map(read_text, _DRIVER_FILES))),
+        power_mode=power_mode(read_text(_POWER_MODE_FILE)),
     )
 
 
@@ -69,10 +70,3 @@ def power_mode(text: str) -> str:
     """Return the number of the mode in nvpmodel's status, "" if there is none."""
     match = _POWER_MODE.search(text)
     return str(int(match[1])) if match else ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

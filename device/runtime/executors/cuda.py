@@ -5,7 +5,7 @@ one set of sizes are captured into one CUDA graph: an inference launches it and 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -274,18 +274,32 @@ class CudaExecutor(Executor):
         """Return the tactic of each operation, timing those that the cache lacks."""
         if self._timing_cache is None:
             return (0,) * len(self._ops)
-        gpu, stream = self._gpu, self._gpu.stream
+        gpu = self._gpu
         keys = [[gpu.tactic_key(tactic, point) for tactic in op.tactics] for op in self._ops]
         times_us = dict(read_timings(self._timing_cache).times_us(gpu.facts))
-        measured_us: dict[str, float] = {}
-        for op, op_keys in zip(self._ops, keys, strict=True):
-            for tactic, key in zip(op.tactics, op_keys, strict=True):
-                if len(op_keys) > 1 and key not in times_us:
-                    time_us = repeated_us(stream, partial(gpu.launch, tactic, point))
-                    times_us[key] = measured_us[key] = time_us
-            # The next operation is timed on this one's result.
-            gpu.launch(op.tactics[fastest(op_keys, times_us)], point)
-        stream.wait()
+        measured_us = time_tactics(gpu, point, times_us)
         if measured_us:
             add_timings(self._timing_cache, gpu.facts, measured_us)
         return tuple(fastest(op_keys, times_us) for op_keys in keys)
+
+
+def time_tactics(
+    gpu: LoadedSegment,
+    point: tuple[int, ...],
+    times_us: dict[str, float],
+    wanted: Collection[str] | None = None,
+) -> dict[str, float]:
+    """Time the tactics of operations that have several and are not in `times_us`, which gets their
+    times, too; `wanted`: these keys alone. Returns what was timed. Raises CudaError."""
+    measured_us: dict[str, float] = {}
+    for op in gpu.implementation.works:
+        op_keys = [gpu.tactic_key(tactic, point) for tactic in op.tactics]
+        for tactic, key in zip(op.tactics, op_keys, strict=True):
+            asked = len(op_keys) > 1 and (wanted is None or key in wanted)
+            if asked and key not in times_us:
+                time_us = repeated_us(gpu.stream, partial(gpu.launch, tactic, point))
+                times_us[key] = measured_us[key] = time_us
+        # The next operation is timed on this one's result.
+        gpu.launch(op.tactics[fastest(op_keys, times_us)], point)
+    gpu.stream.wait()
+    return measured_us

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from device.board_files import dla_cores, l4t_of, tensorrt_version
+from device.board_files import dla_cores, l4t_of, read_text, tensorrt_version
 
 _COMPILERS = (
     "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so",
@@ -38,18 +38,11 @@ def read_board(root: Path = Path("/")) -> Board:
     return Board(
         tensorrt=tensorrt_version(),
         dla_compiler=_digest(root),
-        l4t=l4t_of(_text(root / "etc/nv_tegra_release")),
-        soc=_soc(_text(root / "proc/device-tree/compatible")),
+        l4t=l4t_of(read_text(root / "etc/nv_tegra_release")),
+        soc=_soc(read_text(root / "proc/device-tree/compatible")),
         dla_cores=dla_cores(root),
-        power_mode=_mode(_text(root / "var/lib/nvpmodel/status")),
+        power_mode=_mode(read_text(root / "var/lib/nvpmodel/status")),
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _soc(text: str) -> str:

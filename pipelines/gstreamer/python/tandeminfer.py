@@ -116,13 +116,15 @@ class Worker:
             self.close()
             raise
 
-    def set_caps(self, caps: Gst.Caps) -> None:
-        """Take the layout of the frames that follow."""
+    def set_caps(self, caps: Gst.Caps, *, live: bool = True) -> None:
+        """Take the layout of the frames that follow. `live`: they come when they are taken; else
+        their presentation times say how far apart they were taken."""
         info = GstVideo.VideoInfo.new_from_caps(caps)
         fps = info.fps_n / info.fps_d if info.fps_n else None
         layout = {
             "format": info.finfo.name, "width": info.width, "height": info.height,
             "stride": info.stride[0], "size": info.size, "fps": fps,
+            "live": live,
         }  # fmt: skip
         os.ftruncate(self._memory_fd, info.size)
         self._memory = mmap.mmap(self._memory_fd, info.size)
@@ -180,6 +182,12 @@ class Worker:
         if text.startswith('{"error"'):
             raise WorkerError(json.loads(text)["error"])
         return text
+
+
+def is_live(pad: Gst.Pad) -> bool:
+    """Return whether what comes to a pad is from a live source, or from one that does not say."""
+    query = Gst.Query.new_latency()
+    return not pad.peer_query(query) or query.parse_latency()[0]
 
 
 def attach(buffer: Gst.Buffer, text: str) -> None:
@@ -265,7 +273,7 @@ class TandemInfer(GstBase.BaseTransform):
         """Take the layout of frames."""
         assert self._worker is not None
         try:
-            self._worker.set_caps(incaps)
+            self._worker.set_caps(incaps, live=is_live(self.get_static_pad("sink")))
         except WorkerError as error:
             return self._fail(error)
         return True
@@ -326,6 +334,7 @@ class Bridge:
         on_result: Callable[[dict[str, Any], Gst.Buffer], None] | None = None,
     ) -> None:
         self._worker = worker
+        self._appsink = appsink
         self._appsrc = appsrc
         self._on_result = on_result
         self._caps: Gst.Caps | None = None
@@ -344,7 +353,8 @@ class Bridge:
         detection is paused, the result is empty, and `on_result` is not called."""
         with self._lock:
             if self._caps is None or not self._caps.is_equal(caps):
-                self._worker.set_caps(caps)
+                pad = self._appsink and self._appsink.get_static_pad("sink")
+                self._worker.set_caps(caps, live=pad is None or is_live(pad))
                 self._caps = caps
                 if self._appsrc is not None:
                     self._appsrc.set_property("caps", caps)

@@ -1,7 +1,6 @@
 """Boxes beside scores, before suppression: SSD, UltraFace, YOLO-NAS and PP-YOLOE without NMS."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipelines.config import PreprocessConfig
 from pipelines.decode_config import Background, BoxesScores
@@ -10,10 +9,8 @@ from pipelines.stages.decoders.candidates import (
     Outputs,
     choose_columns,
     choose_rows,
-    corners_of,
-    detections_of,
+    formatted_detections,
     output_of,
-    scale_to_pixels,
 )
 from pipelines.stages.decoders.expected import CLASSES, Expected, Size
 from pipelines.stages.view import View
@@ -43,12 +40,5 @@ def decode_boxes_scores(outputs: Outputs, config: BoxesScores, view: View) -> De
         chosen = choose_columns(scores[foreground], config.score_threshold)
     else:
         chosen = choose_rows(np.ascontiguousarray(scores[:, foreground]), config.score_threshold)
-    boxes: NDArray[np.float32] = output_of(outputs, config.boxes)[0][chosen.cells]
-    boxes = scale_to_pixels(boxes, config.unit, view)
-    return detections_of(
-        boxes if config.format == "corners" else corners_of(boxes),
-        chosen.scores,
-        chosen.class_ids,
-        config,
-        view,
-    )[0]
+    boxes = output_of(outputs, config.boxes)[0][chosen.cells]
+    return formatted_detections(boxes, chosen, config, view)

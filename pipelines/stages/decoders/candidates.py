@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device.errors import PipelineError
-from pipelines.decode_config import Scored
+from pipelines.decode_config import BoxesScores, ClassRows, Scored
 from pipelines.results import Detections
 from pipelines.stages.nms import suppress
 from pipelines.stages.view import View
@@ -135,6 +135,16 @@ def detections_of(
         class_ids[rows].astype(np.int64, copy=False),
     )
     return detections, rows
+
+
+def formatted_detections(
+    boxes: NDArray[Any], chosen: Candidates, config: BoxesScores | ClassRows, view: View
+) -> Detections:
+    """Return the detections of chosen boxes [M, 4], in the format and the unit of [decode]."""
+    boxes = scale_to_pixels(boxes, config.unit, view)
+    if config.format != "corners":
+        boxes = corners_of(boxes)
+    return detections_of(boxes, chosen.scores, chosen.class_ids, config, view)[0]
 
 
 def keypoints_of(

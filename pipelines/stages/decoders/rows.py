@@ -21,6 +21,7 @@ from pipelines.stages.decoders.candidates import (
     clip_to_input,
     corners_of,
     detections_of,
+    formatted_detections,
     keypoints_of,
     output_of,
     scale_to_pixels,
@@ -79,14 +80,7 @@ def decode_class_rows(outputs: Outputs, config: ClassRows, view: View) -> Detect
     rows = output_of(outputs, config.output)[0]
     scores = np.ascontiguousarray(rows[:, 4:])
     chosen = choose_rows(scores, config.score_threshold)
-    boxes = scale_to_pixels(rows[chosen.cells, :4], config.unit, view)
-    return detections_of(
-        boxes if config.format == "corners" else corners_of(boxes),
-        chosen.scores,
-        chosen.class_ids,
-        config,
-        view,
-    )[0]
+    return formatted_detections(rows[chosen.cells, :4], chosen, config, view)
 
 
 def _boxes(rows: NDArray[Any], columns: dict[Any, int], config: Rows, view: View) -> NDArray[Any]:

@@ -44,6 +44,10 @@ def build_now(
     with progress_bar(options.model.name) as report:
         source = ModelPath(options.model, options.source.inputs_as_nchw)
         library_options = replace(_library_options(options, workers), measured=measured)
+        if options.measure_on is not None:
+            from toolkit.cli.actions.measure_on import measure_on
+
+            library_options = measure_on(options, library_options, report)
         result = build_engine(source, options.profile, options.engine, library_options, report)
     if options.html is not None:
         _write_page(result, options.html)
@@ -112,5 +116,6 @@ def _write_page(result: BuildResult, path: Path) -> None:
     """Write the page of the engine that was built."""
     with open_engine(result.path) as engine:
         facts = engine_facts(engine)
-    report = build_text(result)
-    write_page(path, engine_page(facts, notes=result.notes, gpu=result.gpu, report=report))
+    report, gains = build_text(result), result.gains
+    page = engine_page(facts, notes=result.notes, gpu=result.gpu, gains=gains, report=report)
+    write_page(path, page)

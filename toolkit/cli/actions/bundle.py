@@ -19,8 +19,8 @@ from toolkit.cli.progress import progress_bar
 from toolkit.errors import NotComparedError
 from toolkit.fleet.bundles.create import pack_bundle
 from toolkit.fleet.bundles.diff import compare_bundles
-from toolkit.fleet.bundles.facts import bundle_facts, golden_source
-from toolkit.fleet.bundles.inspection import describe, sha256_of
+from toolkit.fleet.bundles.facts import bundle_facts, golden_source, hash_of
+from toolkit.fleet.bundles.inspection import describe
 from toolkit.fleet.bundles.model_files import model_files
 from toolkit.fleet.bundles.sbom import bill_of_materials
 from toolkit.fleet.bundles.signature import repository_of
@@ -142,7 +142,7 @@ def pull(options: Pull) -> None:
         resolved = transfer.resolve(client)
         transfer.pull(client, resolved, output, report)
         named = client.reference.at(resolved.digest)
-    document = {"reference": str(named), "sha256": sha256_of(output), "bytes": resolved.bytes}
+    document = {"reference": str(named), "sha256": hash_of(output), "bytes": resolved.bytes}
     text = f"wrote {output}, {resolved.bytes / 1e6:.1f} MB, from {named}"
     print_result(document, text, as_json=options.as_json)
 

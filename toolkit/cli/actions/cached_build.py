@@ -93,8 +93,8 @@ def build_cached(options: Build, measured: "dict[str, Ranges] | None" = None) ->
         built = build_now(options, workers, measured)
     # What was read may have changed meanwhile.
     if key and options.engine.stat().st_size < MAX_BYTES and build_key(options) == key:
-        kept = Built(_moved(built.text, options, store=True), built.json, built.table)
-        entry = _Entry(kept, options.engine.read_bytes())
+        cached = Built(_moved(built.text, options, store=True), built.json, built.table)
+        entry = _Entry(cached, options.engine.read_bytes())
         write_entry("engines", key, msgspec.msgpack.encode(entry))
         trim(MAX_CACHE_BYTES)
     return built, False
@@ -105,7 +105,7 @@ def build_key(options: Build) -> str | None:
 
     Raises TandemError: a file is not there.
     """
-    if os.environ.get(REBUILD) or options.html or options.calibration.resume:
+    if os.environ.get(REBUILD) or options.html or options.calibration.resume or options.measure_on:
         return None
     preprocess = options.calibration.preprocess.preprocess
     if options.source.plugins or preprocess not in (None, *PREPROCESSINGS):
@@ -141,6 +141,10 @@ def refuse(options: Build) -> None:
     """Refuse options that contradict each other or have no effect. Raises click.UsageError."""
     _refuse_two_sources(options)
     _refuse_unused(options)
+    if options.measure_on and (options.kernels.timings or options.dims):
+        raise click.UsageError(
+            "--measure-on times the kernels of fixed sizes; leave out --timing-cache and --dim."
+        )
 
 
 def _refuse_two_sources(options: Build) -> None:
@@ -164,6 +168,7 @@ def _refuse_unused(options: Build) -> None:
             ("--resume", calibration.resume),
             ("--workers", calibration.workers),
             ("--equalise", calibration.equalise),
+            ("--round-weights", calibration.round_weights),
             ("--bias-correction", calibration.bias_correction),
             ("--keep-float", calibration.keep_float),
             ("--accept-loss", calibration.accept_loss and not table),

@@ -126,7 +126,11 @@ def _keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
 
     Raises click.UsageError: the user switched one on.
     """
-    switches = {"--equalise": options.equalise, "--bias-correction": options.correct_biases}
+    switches = {
+        "--equalise": options.equalise,
+        "--round-weights": options.round_weights,
+        "--bias-correction": options.correct_biases,
+    }
     for option, switch in switches.items():
         if switch not in {None, "off"}:
             raise click.UsageError(
@@ -136,10 +140,11 @@ def _keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
     if all(options.switch(switch) == "off" for switch in switches.values()):
         return options, []
     note = (
-        "equalisation and bias correction were left out: the cache is for the model as it is; "
+        "corrections of weights were left out: the cache is for the model as it is; "
         "--adjusted-model writes a better one to go with it"
     )
-    return replace(options, equalise="off", correct_biases="off"), [note]
+    off = replace(options, equalise="off", round_weights="off", correct_biases="off")
+    return off, [note]
 
 
 def _write_files(ranges: Ranges, name: str, table: Path, options: Calibrate) -> tuple[Path, ...]:

@@ -26,7 +26,7 @@ def range_options(options: CalibrationOptions, workers: Workers | None = None) -
 
     Raises click.BadParameter or TandemError: a name or a file is not known.
     """
-    stated, model = _preprocessing(options.preprocess)
+    stated, model = stated_preprocessing(options.preprocess)
     keep, budget = options.keep, options.budget
     most_float = keep.most_float if keep is not None else None
     labels: tuple[str, ...] = ()
@@ -44,12 +44,13 @@ def range_options(options: CalibrationOptions, workers: Workers | None = None) -
         detector=model,
         labels=labels,
         equalise=options.equalise,
+        round_weights=options.round_weights,
         correct_biases=options.bias_correction,
         keep_float=frozenset(options.keep_float),
     )
 
 
-def _preprocessing(options: PreprocessOptions) -> tuple[Stated, ModelConfig | None]:
+def stated_preprocessing(options: PreprocessOptions) -> tuple[Stated, ModelConfig | None]:
     """Return what the command line says of the preprocessing, and the model file that it names."""
     names = ("mean", "std", "scale", "color", "layout", "interpolation")
     values: dict[str, Any] = {

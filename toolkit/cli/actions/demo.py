@@ -38,7 +38,7 @@ def _builtins(result: DemoResult) -> dict[str, Any]:
     return {
         "passed": result.passed,
         "checks": [
-            {"name": check.name, "passed": check.passed, "found": check.found}
+            {"name": check.name, "passed": check.passed, "found": check.finding}
             for check in result.checks
         ],
         "map50": {"int8": result.scores.int8.map50, "fp32": result.scores.fp32.map50},
@@ -67,7 +67,7 @@ def _print(result: DemoResult) -> None:
     )
     for check in result.checks:
         mark = "[green]ok    [/]" if check.passed else "[red]FAILED[/]"
-        console.print(mark, Text(f"{check.name}: {check.found}"))
+        console.print(mark, Text(f"{check.name}: {check.finding}"))
     console.print(Text(f"engine: {result.build.path}"))
     console.print(Text(f"video:  {result.video}"))
     console.print(Text(f"report: {result.report}"))

@@ -14,7 +14,7 @@ def input_request(options: InputOptions) -> InputRequest:
         ("--data", options.data),
         ("--random", options.seed is not None),
     )
-    sources = [name for name, given in rows if given]
+    sources = [name for name, is_set in rows if is_set]
     if len(sources) > 1:
         raise click.UsageError(f"{' and '.join(sources)} are two sources of inputs; give one.")
     if options.ranges and (options.files or options.data):

@@ -38,10 +38,11 @@ from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.runtime.reload import ReloadFile, hangups
 from pipelines.runtime.switching import quick_turns
 from pipelines.runtime.trace import TraceWriter
-from pipelines.sink_config import JsonlSink, McapSink, MqttSink, SinkConfig, VideoSink
+from pipelines.sink_config import FoxgloveSink, JsonlSink, McapSink, MqttSink, SinkConfig, VideoSink
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
-from pipelines.sinks.recording import PICTURES, topic_prefix
+from pipelines.sinks.queued import topic_prefix
+from pipelines.sinks.recording import PICTURES
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.uri import redact
 from toolkit.cli.actions.outputs import NOT_TIMED
@@ -114,6 +115,9 @@ def _run(
         config = load_pipeline(path)
         if any(isinstance(sink, MqttSink) for sink in config.sinks):
             console.print(Text(MQTT_LEFT_OUT, style="dim"))
+        for sink in config.sinks:
+            if isinstance(sink, FoxgloveSink) and sink.port:
+                console.print(Text(f"live view: {sink.link}"), soft_wrap=True)
         config = change(_adapt(config, options))
         models = open_models(config, files, stack, _opener(options), partial(warn, colour="red"))
         cache = options.kernels.timing_cache
@@ -232,12 +236,12 @@ def _with_sinks(config: PipelineConfig, sinks: Sequence[SinkConfig]) -> Pipeline
 
 
 def _with_path(
-    sinks: Sequence[SinkConfig], given: JsonlSink | VideoSink | McapSink
+    sinks: Sequence[SinkConfig], replacement: JsonlSink | VideoSink | McapSink
 ) -> list[SinkConfig]:
-    """Return sinks of which the given one replaces all of its kind; but for its path it is as the
+    """Return sinks of which one replaces all of its kind; but for its path it is as the
     first of them."""
-    same = [sink for sink in sinks if isinstance(sink, type(given))]
-    new = replace(same[0], path=given.path) if same else given
+    same = [sink for sink in sinks if isinstance(sink, type(replacement))]
+    new = replace(same[0], path=replacement.path) if same else replacement
     return [*(sink for sink in sinks if sink not in same), new]
 
 

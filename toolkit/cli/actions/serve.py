@@ -34,6 +34,7 @@ def serve(options: Serve) -> None:
         key=ports.key,
         client_ca=ports.client_ca,
         token_file=ports.token_file,
+        otlp=options.otlp,
     )
 
     def on_ready(listening: Ports) -> None:

@@ -1,1 +1,1 @@
-"""The subcommands of `tandem`, one file each; `toolkit.cli.main` lists them."""
+"""The subcommands of `tandem`, one file each (`fleet` has three); `toolkit.cli.main` lists them."""

@@ -79,6 +79,10 @@ class Build:
     )  # fmt: skip
     plan: PlanningOptions = part("Plan")
     kernels: KernelOptions = part("Kernels")
+    measure_on: str | None = option(
+        "Time tactics and nodes on the boards of a farm first, of the fleet in TANDEM_FLEET.",
+        group="Kernels", metavar="fleet:REQUIREMENTS",
+    )  # fmt: skip
     no_fallback: bool = option(
         "Leave out the GPU kernels of DLA segments, which run where TensorRT refuses one.",
         group="Kernels",

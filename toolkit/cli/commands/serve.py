@@ -43,7 +43,7 @@ class LimitOptions:
     request_mb: int = option("Largest request in MiB.", default=64, min=1, max=2047)
     in_flight_mb: int = option("Requests being answered, in MiB.", default=512, min=1)
     queue: int = option("Requests that wait for a model.", default=1024, min=1)
-    connections: int = option("Open connections of HTTP.", default=512, min=1)
+    connections: int = option("Open connections of each port.", default=512, min=1)
     shared_memory_prefix: str | None = option(
         "Shared memory of clients must have names that begin so.  [default: any name where only"
         " this machine is answered, else none]",
@@ -65,6 +65,9 @@ class Serve:
     ports: PortOptions = part("Ports")
     models: ModelOptions = part("Models")
     limits: LimitOptions = part("Limits")
+    otlp: str | None = option(
+        "Send spans of inferences to this OpenTelemetry collector.", metavar="URL"
+    )
     as_json: bool = json_option("Print the ports and models as JSON when it is ready.")
 
 

@@ -148,6 +148,10 @@ class CalibrationOptions:
     equalise: Switch | None = option(
         f"Rescale channels between layers; auto: if it helps. {_STEP_DEFAULT}"
     )
+    round_weights: Switch | None = option(
+        "Round weights for the sums that they enter; auto: where an output misses its target, if "
+        f"it helps. {_STEP_DEFAULT}"
+    )
     bias_correction: Switch | None = option(
         f"Correct biases by the mean error of INT8; auto: if it helps. {_STEP_DEFAULT}"
     )

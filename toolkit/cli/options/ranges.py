@@ -22,5 +22,5 @@ class RangeOutputs:
         default="tensorrt-gpu",
     )
     adjusted_model: Path | None = option(
-        "Write the plain model with equalised weights and corrected biases."
+        "Write the plain model with equalised and rounded weights and corrected biases."
     )

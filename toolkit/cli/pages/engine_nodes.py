@@ -9,7 +9,7 @@ import onnx_ir as ir
 from device.engine.cuda_manifest import Cuda, Launch
 from device.engine.file import Engine
 from device.engine.manifest import Manifest, NodePlacement, Portable, Precision, Segment
-from toolkit.graph.node_view import NodeView, TensorView, views
+from toolkit.graph.node_view import NodeView, views
 from toolkit.graph.passes.shapes import propagate_shapes
 from toolkit.partition.costs.bytes import tensor_bytes
 
@@ -72,7 +72,7 @@ def read_nodes(engine: Engine) -> tuple[EngineNode, ...]:
                 place=places[row.segment],
                 precision=precision_of[row.node],
                 after=_after(view, by_name, maker, planned) if view else (),
-                shapes=tuple(map(_shape, view.outputs)) if view else (),
+                shapes=tuple(tensor.text for tensor in view.outputs) if view else (),
                 operations=None if view is None or view.macs is None else 2 * view.macs,
                 moved_bytes=_moved(view, precision_of[row.node]) if view else None,
                 live_bytes=live.get(row.node),
@@ -177,13 +177,6 @@ def _precision(
             return "int8"
         return _FLOAT_OF_PLACE.get(place, "fp16")
     return _FLOAT_OF_PLACE.get(place, stated)
-
-
-def _shape(tensor: TensorView) -> str:
-    if tensor.shape is None:
-        return f"{tensor.name}: unknown shape"
-    sizes = "x".join("?" if dim is None else str(dim) for dim in tensor.shape) or "1 number"
-    return f"{tensor.name}: {sizes}"
 
 
 def _moved(view: NodeView, precision: Precision) -> int | None:

@@ -100,12 +100,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 def measure(
     engine: Engine,
     options: BenchOptions,
-    given: Mapping[str, Array] | None = None,
+    inputs: Mapping[str, Array] | None = None,
     under_load: Callable[[], None] | None = None,
 ) -> Measured:
     """Run an engine as asked; `under_load` is called once while the engine runs.
 
-    `given` are the inputs; without them they are random. Raises TandemError.
+    Without `inputs` they are random. Raises TandemError.
     """
     with ExitStack() as stack:
         sessions = [
@@ -113,7 +113,7 @@ def measure(
             for _ in range(options.streams)
         ]
         first = sessions[0]
-        feeds = dict(given) if given is not None else random_feeds(first, options)
+        feeds = dict(inputs) if inputs is not None else random_feeds(first, options)
         runs = [_Run(session, feeds) for session in sessions]
         for run in runs:
             run.warm_up(options.warmup_s)

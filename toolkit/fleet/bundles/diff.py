@@ -14,8 +14,8 @@ from device.update.byte_source import FileBytes
 from device.update.layout import Part, read_layout
 from pipelines.config import load_labels
 from pipelines.sources.uri import redact
+from toolkit.fleet.bundles.facts import hash_of
 from toolkit.fleet.bundles.fetch_bytes import FetchBytes, fetch_bytes
-from toolkit.fleet.bundles.inspection import sha256_of
 from toolkit.fleet.bundles.unpacked import Unpacked, label_members
 
 State = Literal["equal", "changed", "added", "removed"]
@@ -59,7 +59,7 @@ def compare_bundles(before: Unpacked, after: Unpacked) -> Difference:
     return Difference(
         before=str(before.path),
         after=str(after.path),
-        same=sha256_of(before.path) == sha256_of(after.path),
+        same=hash_of(before.path) == hash_of(after.path),
         statements=changes(_statements(before.info), _statements(after.info)),
         engines=changes(_engine_facts(before), _engine_facts(after)),
         pipeline=changes(_settings(before.folder), _settings(after.folder)),

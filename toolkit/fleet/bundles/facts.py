@@ -11,6 +11,7 @@ import msgspec
 from device.choices import list_choices
 from device.engine.manifest import Manifest, Measurement
 from device.errors import BundleError
+from device.files import sha256_of
 from device.update.admission import REQUIREMENTS
 from device.update.bundle import BundleFacts, BundleInfo
 from toolkit.fleet.rollout.gates import LICENCE, BundleStatements
@@ -20,7 +21,6 @@ STATED = "stated with `tandem bundle --metric`"
 MAX_TEXT = 200  # characters of a text in bundle.json
 KINDS = ("model", "data", "table")
 _OWN_LICENCE = re.compile(r"LicenseRef-[A-Za-z0-9.-]+\Z")
-_READ_BYTES = 1024 * 1024
 
 
 def bundle_facts(
@@ -154,17 +154,16 @@ def golden_source(text: str) -> int | Path:
 
 
 def hash_of(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's files with their names, in order."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file, or of a folder's files with their names, in order.
+
+    Raises BundleError: it cannot be read.
+    """
     try:
-        if path.is_dir():
-            for file in sorted(file for file in path.rglob("*") if file.is_file()):
-                name = file.relative_to(path).as_posix()
-                digest.update(f"{name}\0{hash_of(file)}\n".encode())
-        else:
-            with path.open("rb") as opened:
-                while part := opened.read(_READ_BYTES):
-                    digest.update(part)
+        if not path.is_dir():
+            return sha256_of(path)
+        digest = hashlib.sha256()
+        for file in sorted(file for file in path.rglob("*") if file.is_file()):
+            digest.update(f"{file.relative_to(path).as_posix()}\0{sha256_of(file)}\n".encode())
     except OSError as error:
         raise BundleError(f"cannot read {path}: {error.strerror}") from error
     return digest.hexdigest()

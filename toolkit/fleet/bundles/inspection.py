@@ -1,21 +1,16 @@
 """What a bundle holds and says of itself: the view that `tandem bundle inspect` shows."""
 
-import hashlib
-from pathlib import Path
-
 import msgspec
 
 from device.engine.file import Engine
 from device.engine.manifest import CalibrationInfo
 from device.engine.purposes import bytes_by_purpose
-from device.errors import BundleError
 from device.update.bundle import PIPELINE, BundleFile, Golden
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
 from pipelines.sources.uri import redact
+from toolkit.fleet.bundles.facts import hash_of
 from toolkit.fleet.bundles.signature import Signature, read_signature, repository_of
 from toolkit.fleet.bundles.unpacked import Unpacked, label_members
-
-_READ_BYTES = 1024 * 1024
 
 
 class TensorView(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +89,7 @@ def describe(bundle: Unpacked) -> BundleView:
     repository = repository_of(bundle.path)
     return BundleView(
         path=str(bundle.path),
-        sha256=sha256_of(bundle.path),
+        sha256=hash_of(bundle.path),
         bytes=bundle.path.stat().st_size,
         name=info.name,
         version=info.version,
@@ -114,18 +109,6 @@ def describe(bundle: Unpacked) -> BundleView:
         min_version_floor=info.min_version_floor,
         signature=None if repository is None else read_signature(bundle.path, repository),
     )
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file. Raises BundleError."""
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while part := file.read(_READ_BYTES):
-                digest.update(part)
-    except OSError as error:
-        raise BundleError(f"cannot read {path}: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def _engine(name: str, engine: Engine) -> EngineView:

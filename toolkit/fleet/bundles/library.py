@@ -29,10 +29,10 @@ class Library:
     others that end in .bundle are hashed to find one, each once.
     """
 
-    def __init__(self, *folders: Path, held: Sequence[Blob] = ()) -> None:
-        """`held`: bundles that are open already, and are closed by who has opened them."""
+    def __init__(self, *folders: Path, opened: Sequence[Blob] = ()) -> None:
+        """`opened`: bundles that are open already, and are closed by who has opened them."""
         self._folders = folders
-        self._held = {blob.spec.sha256: blob for blob in held}
+        self._opened = {blob.spec.sha256: blob for blob in opened}
         self._blobs: OrderedDict[str, Blob] = OrderedDict()
         self._absent: OrderedDict[str, float] = OrderedDict()
         self._hashed: dict[tuple[Path, int, int], str] = {}
@@ -43,18 +43,18 @@ class Library:
     def knows(self, sha256: str) -> bool:
         """Whether a bundle is open, or known not to be there: `blob` need not look for it."""
         return (
-            sha256 in self._held
+            sha256 in self._opened
             or sha256 in self._blobs
             or time.monotonic() < self._absent.get(sha256, 0.0)
         )
 
     def holds(self, sha256: str) -> bool:
         """Whether a bundle is one of those that were open."""
-        return sha256 in self._held
+        return sha256 in self._opened
 
     def blob(self, sha256: str) -> Blob | None:
         """Return a bundle, or None if the folder does not have it."""
-        if (blob := self._held.get(sha256)) is not None:
+        if (blob := self._opened.get(sha256)) is not None:
             return blob
         if (blob := self._blobs.get(sha256)) is not None:
             self._blobs.move_to_end(sha256)

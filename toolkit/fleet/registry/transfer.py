@@ -180,11 +180,11 @@ class Download:
             if answer.status == 200 and start:  # it knows no ranges
                 self._file.truncate(self._place)
                 start = 0
-            given = answer.headers.get("Content-Range", "")
-            if start and not given.startswith(f"bytes {start}-"):
+            content_range = answer.headers.get("Content-Range", "")
+            if start and not content_range.startswith(f"bytes {start}-"):
                 raise RegistryError(
-                    f"{client.reference.host} gives the bytes {given!r} where those from {start} "
-                    "on were asked for"
+                    f"{client.reference.host} gives the bytes {content_range!r} where those "
+                    f"from {start} on were asked for"
                 )
             while data := answer.read(READ_BYTES):
                 start += len(data)

@@ -7,4 +7,5 @@ log         the append-only, hash-chained log: the events of rollouts are the au
 devices     devices with their last report and the operator's labels
 rollouts    rollouts, releases, and the desired document of each device with its counter
 lease       which servers share the fleet
+board_leases  which run of a farm has a board
 """

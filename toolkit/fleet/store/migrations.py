@@ -6,7 +6,7 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import device_row, save_devices
-from toolkit.fleet.store.schema import TO_2, TO_3, TO_4
+from toolkit.fleet.store.schema import SCHEMA_VERSION, TO_2, TO_3, TO_4, TO_5
 
 IS_DEV = '"dev":true'  # in a report; in a text of the device the quotes would be escaped
 _OF_2 = "id, seen_s, state, reported, labels, beat, beat_at"
@@ -34,6 +34,9 @@ def migrate(database: Database, version: int) -> None:
         database.run("DROP TABLE devices_of_2")
         _index_log(database)
         _keep_states(database)
+    if version < SCHEMA_VERSION:
+        for statement in TO_5:
+            database.run(statement)
 
 
 def _index_log(database: Database) -> None:

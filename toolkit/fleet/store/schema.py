@@ -1,6 +1,6 @@
 """The tables of a store. Documents are JSON in TEXT; times are seconds since 1970."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # What lists filter, count and sort by, derived from a device's last documents and labels.
 # `agent`: its agent's state, empty before the first. `reported`: 1 after the first report. `dev`: 1
@@ -82,6 +82,11 @@ _NEW_IN_3 = (
 )
 
 _NEW_IN_4 = ("CREATE INDEX desired_expires ON desired (expires_s)",)
+# Which run of a farm has a board, and until when.
+TO_5 = (
+    "CREATE TABLE board_leases (board TEXT PRIMARY KEY, holder TEXT NOT NULL,"
+    " until_s DOUBLE PRECISION NOT NULL)",
+)
 
 TABLES = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
@@ -104,10 +109,11 @@ TABLES = (
     " expires_s DOUBLE PRECISION NOT NULL, document TEXT NOT NULL)",
     *_NEW_IN_3,
     *_NEW_IN_4,
+    *TO_5,
 )
 
-# What makes version 2 of version 1, the tables of the newest version of those of version 2, and
-# version 4 of version 3; what the new columns hold is derived by `toolkit.fleet.store.migrations`.
+# What makes version 2 of version 1, the tables of version 4 of those of version 2, and version 4 of
+# version 3; what the new columns hold is derived by `toolkit.fleet.store.migrations`.
 TO_2 = (
     "ALTER TABLE devices ADD COLUMN beat BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE devices ADD COLUMN beat_at TEXT NOT NULL DEFAULT ''",

@@ -1,16 +1,15 @@
 """Releases on this host that a board has in a slot: what it lacks is sent as a difference."""
 
 import contextlib
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from device.files import sha256_of
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.bundles.delta import DeltaEncoder
 from toolkit.fleet.bundles.library import Library
 
 MAX_BESIDE = 32  # bundles beside the one that is flashed: each is hashed
-_READ_BYTES = 1024**2
 
 
 def difference_encoder(
@@ -38,14 +37,6 @@ def _beside(bundle: Path, sha256: str) -> Blob | None:
     paths = [path for path in sorted(bundle.parent.glob(f"*{bundle.suffix}")) if path != bundle]
     for path in paths[:MAX_BESIDE]:
         with contextlib.suppress(OSError):  # not ours to read, or gone: it is no base
-            if path.is_file() and _sha256_of(path) == sha256:
+            if path.is_file() and sha256_of(path) == sha256:
                 return Blob(path)
     return None
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(_READ_BYTES):
-            digest.update(part)
-    return digest.hexdigest()

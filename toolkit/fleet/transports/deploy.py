@@ -258,7 +258,7 @@ def deploy(
 
     published = None if delivery.fleet is None else delivery.fleet / "repository" / "targets"
     folders = (folder for folder in (published, options.earlier) if folder is not None)
-    with contextlib.closing(Library(*folders, held=(delivery.blob,))) as library:
+    with contextlib.closing(Library(*folders, opened=(delivery.blob,))) as library:
         rollout = _Rollout(
             delivery,
             devices,

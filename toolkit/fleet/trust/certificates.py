@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from device.files import make_folder
+from device.files import locked, make_folder
 from device.protocol.mqtt import LinkSettings
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import (
@@ -68,7 +68,7 @@ def issue_device(
     `readmit` was done.
     """
     check_device(device)
-    with authority.locked():
+    with locked(authority.folder):
         _check_not_revoked(authority, (device,), readmitted)
         key, issued = authority.issue(device)
         keep(authority, issued)
@@ -99,7 +99,7 @@ def enrol(authority: Authority, device: str, csr_pem: bytes) -> Issued:
     A request that was answered is answered again: the device may have missed it.
     """
     check_device(device)
-    with authority.locked():
+    with locked(authority.folder):
         if not (authority.folder / "expected" / device).exists():
             earlier = _issued_for(authority, device, csr_pem)
             if earlier is not None:
@@ -125,7 +125,7 @@ class Revocation:
 def revoke_device(authority: Authority, device: str, broker: BrokerFiles) -> Revocation:
     """Revoke all certificates of a device and shut it out of the broker."""
     expected = authority.folder / "expected" / device
-    with authority.locked():
+    with locked(authority.folder):
         serials = _serials(authority, device)
         if not serials and not expected.exists():
             raise FleetError(
@@ -148,7 +148,7 @@ def renew_due(authority: Authority, broker: BrokerFiles) -> tuple[str, ...]:
     soon = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=RENEW_DAYS)
     renewed = []
     if authority.crl_end() < soon:
-        with authority.locked():
+        with locked(authority.folder):
             authority.write_crl()
         renewed.append("crl.pem")
     for name in ("server", SERVER, CLAIM, OPERATOR):
@@ -164,7 +164,7 @@ def renew_due(authority: Authority, broker: BrokerFiles) -> tuple[str, ...]:
 
 def update_broker(authority: Authority, broker: BrokerFiles) -> bool:
     """Write who may connect, and let the broker read it; whether it runs here and was told."""
-    with authority.locked():
+    with locked(authority.folder):
         roster = _roster(authority)
         write_broker(broker, roster)
     return reload_broker(broker, roster)

@@ -7,11 +7,8 @@ Every change writes new files beside the old ones, synced, and takes effect when
 replaced. What an interrupted change left is not referred to, and is overwritten by the next one.
 """
 
-import fcntl
-import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -35,7 +32,7 @@ from tuf.api.metadata import (
 from tuf.api.serialization.json import JSONSerializer
 
 from device.errors import TrustError
-from device.files import make_folder, replacing
+from device.files import locked, make_folder, replace_file, replacing
 from device.protocol.documents import encode
 from device.protocol.signed import sign_text
 from device.trust.director import DIRECTOR, DIRECTOR_FORMAT, DirectorDocument
@@ -112,7 +109,7 @@ class FleetRepository:
 
         Raises TrustError: other bytes are published under that path, or a key is missing.
         """
-        with self._locked():
+        with locked(self.fleet):
             listed = self._load(Targets).signed
             released = TargetFile.from_file(target, str(bundle), ["sha256"])
             known = listed.targets.get(target)
@@ -134,7 +131,7 @@ class FleetRepository:
 
         `due_only`: only if half of the time of one of them is over. Returns whether it signed.
         """
-        with self._locked():
+        with locked(self.fleet):
             due = (_is_due(self._load(Timestamp).signed), _is_due(self._load(Snapshot).signed))
             if due_only and not any(due):
                 return False
@@ -147,7 +144,7 @@ class FleetRepository:
         What the role signed is signed by the old and the new key before root names the new one, so
         that boards accept it before and after.
         """
-        with self._locked():
+        with locked(self.fleet):
             if role == "director":
                 self._rotate_director()
             elif role == "root":
@@ -308,16 +305,6 @@ class FleetRepository:
             raise TrustError(f"{path} is {metadata.signed.type}: another file has its name")
         return metadata
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the fleet's lock, which ends with the process; wait for another holder."""
-        handle = os.open(self.fleet, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
-
 
 def make_repository(fleet: Path, *, root_keys: int = 1, threshold: int = 1) -> FleetRepository:
     """Make keys, metadata without releases, and the folder that every board gets.
@@ -417,7 +404,6 @@ def _is_due(signed: Snapshot | Timestamp) -> bool:
 
 def _replace(path: Path, data: bytes) -> None:
     try:
-        with replacing(path) as file:
-            file.write(data)
+        replace_file(path, data)
     except OSError as error:
         raise TrustError(f"cannot write {path}: {error.strerror}") from error

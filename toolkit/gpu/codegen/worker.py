@@ -56,17 +56,17 @@ def _compile_cuda(request: Request, file: Path) -> Compiled:
 
 def _compile_triton(request: Request) -> Compiled:
     spec = request.spec
-    function, given = kernel_function(spec.kernel, spec.source), dict(spec.constants)
+    function, named = kernel_function(spec.kernel, spec.source), dict(spec.constants)
     types = {name: kind.removesuffix(":16") for name, kind in spec.signature}
     aligned = {name for name, kind in spec.signature if kind.endswith(":16")}
     paths = {name: _path(name, function.arg_names) for name in types}
     signature: dict[str, object] = {}
     constants: dict[tuple[int, ...], object] = {}
     for at, name in enumerate(function.arg_names):
-        value = given.get(name)
+        value = named.get(name)
         members = {path[1:]: types[parameter] for parameter, path in paths.items() if path[0] == at}
         signature[name] = _kinds(value, members)
-        if name in given:
+        if name in named:
             constants |= _fixed((at,), value, signature[name])
     source = ASTSource(
         fn=function,

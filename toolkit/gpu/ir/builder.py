@@ -56,10 +56,10 @@ class NetworkBuilder:
         `axis`: the new one of scales that lie along one; None: it stays.
         """
         new = self.constant(f"{name} (packed)", pack(self.constants[name]))
-        given = self.integers.get(name)
-        if given is not None:
-            moved = given.axis if None in (given.axis, axis) else axis
-            self.integers[new] = IntegerConstant(pack(given.values), given.scale, moved)
+        integers = self.integers.get(name)
+        if integers is not None:
+            moved = integers.axis if None in (integers.axis, axis) else axis
+            self.integers[new] = IntegerConstant(pack(integers.values), integers.scale, moved)
         return new
 
     def to_constant(self, name: str, values: Array) -> None:

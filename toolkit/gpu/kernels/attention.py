@@ -82,35 +82,11 @@ def attention(
         if mask is not None:
             mask += batch * MASK_STRIDES[0] + head * MASK_STRIDES[1]
             mask += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
-        end = KEYS
-        if CAUSAL:
-            end = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
-        for start in range(0, end, BLOCK_TAIL):
-            inside = start + j < KEYS
-            key = tl.load(
-                keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & inside[None, :], other=0.0
-            )
-            value = tl.load(
-                values + start * V_STRIDES[2],
-                mask=inside[:, None] & (e < VALUE_DEPTH)[None, :], other=0.0,
-            )  # fmt: skip
-            s = _scores(query, key, SCALE, SOFTCAP, LATE_SCALE, PRECISION)
-            visible = inside[None, :]
-            if CAUSAL:
-                visible = visible & ((start + j)[None, :] <= i[:, None])
-            if mask is not None:
-                mask_tile = tl.load(
-                    mask + start * MASK_STRIDES[3], mask=query_inside & inside[None, :], other=0
-                )
-                if BOOL_MASK:
-                    visible = visible & (mask_tile != 0)
-                else:
-                    s += mask_tile.to(tl.float32) * LOG2_E
-            s = tl.where(visible, s, float("-inf"))
-            row_max, total, acc = _add_block(
-                s, value, row_max, total, acc, SCALE, LATE_SCALE, CAUSAL or mask is not None,
-                PRECISION,
-            )  # fmt: skip
+        row_max, total, acc = _masked_blocks(
+            query, keys, values, mask, i, j, d, e, query_inside, row_max, total, acc,
+            KEYS, DEPTH, VALUE_DEPTH, K_STRIDES, V_STRIDES, MASK_STRIDES,
+            SCALE, SOFTCAP, LATE_SCALE, BOOL_MASK, CAUSAL, PRECISION, BLOCK_M, BLOCK_TAIL,
+        )  # fmt: skip
 
     result = acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     result = evaluate((result,), EPILOGUE, scalars)
@@ -138,6 +114,48 @@ def _full_blocks(
         row_max, total, acc = _add_block(
             s, value, row_max, total, acc, SCALE, LATE_SCALE, False, PRECISION
         )
+    return row_max, total, acc
+
+
+@triton.jit
+def _masked_blocks(
+    query, keys, values, mask, i, j, d, e, query_inside, row_max, total, acc,
+    KEYS: tl.constexpr, DEPTH: tl.constexpr, VALUE_DEPTH: tl.constexpr,
+    K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr, MASK_STRIDES: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, LATE_SCALE: tl.constexpr,
+    BOOL_MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+):  # fmt: skip
+    """Return what `_full_blocks` returns, with all keys; a query sees those of its mask."""
+    end = KEYS
+    if CAUSAL:
+        end = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
+    for start in range(0, end, BLOCK_TAIL):
+        inside = start + j < KEYS
+        key = tl.load(
+            keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & inside[None, :], other=0.0
+        )
+        value = tl.load(
+            values + start * V_STRIDES[2],
+            mask=inside[:, None] & (e < VALUE_DEPTH)[None, :], other=0.0,
+        )  # fmt: skip
+        s = _scores(query, key, SCALE, SOFTCAP, LATE_SCALE, PRECISION)
+        visible = inside[None, :]
+        if CAUSAL:
+            visible = visible & ((start + j)[None, :] <= i[:, None])
+        if mask is not None:
+            mask_tile = tl.load(
+                mask + start * MASK_STRIDES[3], mask=query_inside & inside[None, :], other=0
+            )
+            if BOOL_MASK:
+                visible = visible & (mask_tile != 0)
+            else:
+                s += mask_tile.to(tl.float32) * LOG2_E
+        s = tl.where(visible, s, float("-inf"))
+        row_max, total, acc = _add_block(
+            s, value, row_max, total, acc, SCALE, LATE_SCALE, CAUSAL or mask is not None,
+            PRECISION,
+        )  # fmt: skip
     return row_max, total, acc
 
 

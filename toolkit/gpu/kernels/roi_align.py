@@ -25,6 +25,23 @@ def _neighbours(c, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _add_bilinear(total, x, row, column, inside, SIZES: tl.constexpr, STRIDES: tl.constexpr):
+    """Return total + x at a position between its elements, which counts 0 if not inside."""
+    above, below, down = _neighbours(tl.where(inside, row, 0.0), SIZES[0])
+    before, after, along = _neighbours(tl.where(inside, column, 0.0), SIZES[1])
+    upper = x + above * STRIDES[0]
+    lower = x + below * STRIDES[0]
+    before *= STRIDES[1]
+    after *= STRIDES[1]
+    a = tl.load(upper + before, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(upper + after, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(lower + before, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(lower + after, mask=inside, other=0.0).to(tl.float32)
+    total += (1.0 - down) * ((1.0 - along) * a + along * b)
+    return total + down * ((1.0 - along) * c + along * d)
+
+
+@triton.jit
 def roi_align(
     x, rois, batches, chosen, rest, y, elements,
     SHAPE: tl.constexpr, Y_STRIDES: tl.constexpr, X_STRIDES: tl.constexpr,
@@ -69,18 +86,7 @@ def roi_align(
         column = left + (sample % SAMPLES + 0.5) * width / SAMPLES
         inside = active & (row >= -1.0) & (row <= SIZES[0])
         inside = inside & (column >= -1.0) & (column <= SIZES[1])
-        above, below, down = _neighbours(tl.where(inside, row, 0.0), SIZES[0])
-        before, after, along = _neighbours(tl.where(inside, column, 0.0), SIZES[1])
-        upper = source + above * SPATIAL_STRIDES[0]
-        lower = source + below * SPATIAL_STRIDES[0]
-        before *= SPATIAL_STRIDES[1]
-        after *= SPATIAL_STRIDES[1]
-        a = tl.load(upper + before, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(upper + after, mask=inside, other=0.0).to(tl.float32)
-        c = tl.load(lower + before, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(lower + after, mask=inside, other=0.0).to(tl.float32)
-        total += (1.0 - down) * ((1.0 - along) * a + along * b)
-        total += down * ((1.0 - along) * c + along * d)
+        total = _add_bilinear(total, source, row, column, inside, SIZES, SPATIAL_STRIDES)
     total = total / (SAMPLES * SAMPLES)
     if rest is not None:
         offset = offsets(i, SHAPE, REST_STRIDES)

@@ -80,6 +80,39 @@ def _overlap(left, top, right, bottom, left2, top2, right2, bottom2, IOU: tl.con
 
 
 @triton.jit
+def _corners(box, STRIDE: tl.constexpr, CENTERED: tl.constexpr):
+    """Return left, top, right and bottom of boxes of two corners, or of centre and size."""
+    a = tl.load(box).to(tl.float32)
+    b = tl.load(box + STRIDE).to(tl.float32)
+    c = tl.load(box + 2 * STRIDE).to(tl.float32)
+    d = tl.load(box + 3 * STRIDE).to(tl.float32)
+    if CENTERED:
+        left, right = a - c / 2, a + c / 2
+        top, bottom = b - d / 2, b + d / 2
+    else:
+        left, right = tl.minimum(b, d), tl.maximum(b, d)
+        top, bottom = tl.minimum(a, c), tl.maximum(a, c)
+    return left, top, right, bottom
+
+
+@triton.jit
+def _greedy(alive, overlap, rounds):
+    """Return which candidates stay (INT32): alive, and overlapping none that stays before.
+
+    A step that takes the last one's result for those before is repeated until nothing changes;
+    none for `rounds` 0.
+    """
+    stays = alive.to(tl.int32)
+    changed = rounds
+    while changed > 0:
+        hit = tl.max(overlap * stays[None, :], 1)
+        now = (alive & (hit == 0)).to(tl.int32)
+        changed = tl.sum((now != stays).to(tl.int32), 0)
+        stays = now
+    return stays
+
+
+@triton.jit
 def suppress(
     boxes, counts, order, kept, chosen, chosen_counts,
     CLASSES: tl.constexpr, STRIDES: tl.constexpr, CENTERED: tl.constexpr, IOU: tl.constexpr,
@@ -89,8 +122,7 @@ def suppress(
     """Grid: (rows). Keep candidates in their order, BLOCK at a time.
 
     `kept`: corners (rows, 4, MOST) of what is kept; `chosen`: their places (rows, MOST), as many as
-    `chosen_counts` says. Within a block, whether a candidate stays depends on those before it:
-    a step that takes the last one's result for them is repeated until nothing changes.
+    `chosen_counts` says.
     """
     row = tl.program_id(0)
     segment = tl.arange(0, SEGMENTS_BLOCK)
@@ -104,16 +136,7 @@ def suppress(
         slot = start + tl.arange(0, BLOCK)
         place = tl.load(order + row * SEGMENTS * SEGMENT + slot, mask=slot < total, other=0)
         box = boxes + place * STRIDES[1]
-        a = tl.load(box).to(tl.float32)
-        b = tl.load(box + STRIDES[2]).to(tl.float32)
-        c = tl.load(box + 2 * STRIDES[2]).to(tl.float32)
-        d = tl.load(box + 3 * STRIDES[2]).to(tl.float32)
-        if CENTERED:
-            left, right = a - c / 2, a + c / 2
-            top, bottom = b - d / 2, b + d / 2
-        else:
-            left, right = tl.minimum(b, d), tl.maximum(b, d)
-            top, bottom = tl.minimum(a, c), tl.maximum(a, c)
+        left, top, right, bottom = _corners(box, STRIDES[2], CENTERED)
         x1, y1, x2, y2 = left[:, None], top[:, None], right[:, None], bottom[:, None]
 
         alive = slot < total
@@ -135,13 +158,7 @@ def suppress(
             IOU,
         )  # fmt: skip
         overlap = (overlap & (slot[None, :] < slot[:, None])).to(tl.int32)
-        stays = alive.to(tl.int32)
-        changed = total
-        while changed > 0:
-            hit = tl.max(overlap * stays[None, :], 1)
-            now = (alive & (hit == 0)).to(tl.int32)
-            changed = tl.sum((now != stays).to(tl.int32), 0)
-            stays = now
+        stays = _greedy(alive, overlap, total)
 
         target = number + tl.cumsum(stays, 0) - 1
         written = (stays != 0) & (target < MOST)

@@ -86,7 +86,7 @@ class Pruned:
     """An `If` whose condition is not known, of which one branch is not valid for the sizes."""
 
     node: str
-    kept: str
+    branch: str
     dropped: str
     why: str
 
@@ -94,7 +94,7 @@ class Pruned:
     def text(self) -> str:
         """What was assumed, and why."""
         return (
-            f"{self.node} takes its {self.kept} whatever its condition is: its {self.dropped} is "
+            f"{self.node} takes its {self.branch} whatever its condition is: its {self.dropped} is "
             f"not valid for these sizes ({self.why})"
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from device.engine.manifest import NodePlacement
-from toolkit.graph.node_view import NodeView, TensorView
+from toolkit.graph.node_view import NodeView
 from toolkit.html.charts import Bar, bars
 from toolkit.html.graph import LABELS, GraphNode, draw_graph
 from toolkit.html.markup import (
@@ -117,19 +117,12 @@ def _facts(view: NodeView, row: NodePlacement, plan: Plan) -> tuple[tuple[str, s
         ("runs on", f"{row.processor}, segment {row.segment}"),
         ("why there", f"[{row.rule}] {row.reason}" if row.rule else row.reason),
         ("precision", plan.precision.upper()),
-        ("output", "\n".join(map(_shape, view.outputs))),
+        ("output", "\n".join(tensor.text for tensor in view.outputs)),
         ("predicted time", quantity(row.predicted_us, "us")),
     ]
     if view.macs:
         facts.append(("multiply-accumulates", f"{view.macs / 1e6:.3f} million"))
     return tuple(facts)
-
-
-def _shape(tensor: TensorView) -> str:
-    if tensor.shape is None:
-        return f"{tensor.name}: unknown shape"
-    sizes = "x".join("?" if dim is None else str(dim) for dim in tensor.shape) or "1 number"
-    return f"{tensor.name}: {sizes}"
 
 
 def _segments(plan: Plan) -> Html:

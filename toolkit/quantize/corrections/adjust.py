@@ -15,6 +15,7 @@ from calibration.table import Adjustments, CalibrationTable, rounded
 from toolkit.errors import BuildError
 from toolkit.quantize.corrections.bias import change_biases
 from toolkit.quantize.corrections.equalise import scale_links
+from toolkit.quantize.corrections.rounding import apply_steps
 
 # Significant decimal digits. Factors: 0.5 % of a range is 0.04 dB of its noise. Bias changes:
 # 1/2000 of the correction.
@@ -35,12 +36,13 @@ def short_changes(changes: Mapping[str, Sequence[float]]) -> dict[str, tuple[flo
 
 
 def adjust(model: ir.Model, adjustments: Adjustments) -> ir.Model:
-    """Return a copy of a model (after the graph passes) with equalised weights and changed biases.
+    """Return a copy of a model (after the graph passes) with changed weights and biases.
 
     Raises BuildError: a tensor or node is none of this model, or its channels differ.
     """
     factors = {name: np.array(row) for name, row in adjustments.equalised.items()}
-    return change_biases(scale_links(model, factors), adjustments.biases)
+    rounded = apply_steps(scale_links(model, factors), adjustments.rounded or {})
+    return change_biases(rounded, adjustments.biases)
 
 
 def adjusted_for(model: ir.Model, table: CalibrationTable, model_sha256: str) -> ir.Model:
@@ -53,7 +55,8 @@ def adjusted_for(model: ir.Model, table: CalibrationTable, model_sha256: str) ->
         return model
     if table.model_sha256 != model_sha256:
         raise BuildError(
-            f"The calibration table adjusts {len(table.adjusted.equalised)} tensors and "
+            f"The calibration table adjusts {len(table.adjusted.equalised)} tensors, "
+            f"{len(table.adjusted.rounded or ())} weights and "
             f"{len(table.adjusted.biases)} biases of the model with SHA-256 "
             f"{table.model_sha256[:12]}, but this file has {model_sha256[:12]}; build from that "
             "file, or calibrate this one."
@@ -67,4 +70,5 @@ def adjusts_only(model: ir.Model, table: CalibrationTable) -> bool:
         return True
     nodes = {str(node.name) for node in model.graph}
     tensors = {str(out.name) for node in model.graph for out in node.outputs}
-    return table.adjusted.equalised.keys() <= tensors and table.adjusted.biases.keys() <= nodes
+    changed = table.adjusted.biases.keys() | (table.adjusted.rounded or {}).keys()
+    return table.adjusted.equalised.keys() <= tensors and changed <= nodes

@@ -6,7 +6,7 @@ worst output against the original float model, on samples that were not used to 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from toolkit.quantize.corrections.adjust import adjust, short_changes, short_fac
 from toolkit.quantize.corrections.bias import Run, correct_biases
 from toolkit.quantize.corrections.effect import Effect, effects_between, worst_of
 from toolkit.quantize.corrections.equalise import channel_ranges, equalise, link_tensors
+from toolkit.quantize.corrections.rounding import Int8, apply_steps, round_weights, weights_of
 from toolkit.quantize.ranges.fit import Fit, trial_ranges
 from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.trials.metrics import OutputNoise
@@ -28,8 +29,9 @@ Rows = Mapping[str, tuple[float, ...]]
 
 EQUALISATION = "equalisation"
 CORRECTION = "bias correction"
+ROUNDING = "learnt rounding"
 CORRECTION_SAMPLES = 16
-"""Number of samples whose means correct the biases."""
+"""Number of samples whose means correct the biases, or whose sums round the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,53 @@ def try_equalisation(
     used = requested == "on" or worst_of(effects).helps()
     outcome = CorrectionOutcome(name, requested, used, len(rows), effects)
     return (changed, rows, outcome) if used else (plain, {}, outcome)
+
+
+def try_rounding(
+    fitted: Fit,
+    requested: Switch,
+    *,
+    samples: Sequence[Sample],
+    keep_float: frozenset[str],
+) -> tuple[Fit, Mapping[str, str], CorrectionOutcome]:
+    """Round the weights by `samples` for the sums that they enter, and keep that if it helps.
+
+    Nodes in floating point have the weights of the model. Returns the better fit, whose graph is
+    unchanged, its steps by node, and the outcome.
+    """
+    name, ranges, operands = (
+        ROUNDING,
+        trial_ranges(fitted.trial, fitted.amax),
+        fitted.trial.operands,
+    )
+    rounded = round_weights(fitted.graph, Int8(ranges, operands, keep_float), samples)
+    if not rounded:
+        reason = "no layer has a constant weight"
+        return fitted, {}, CorrectionOutcome(name, requested, False, reason=reason)
+    trial = TrialModel(
+        fitted.graph,
+        operands=operands,
+        rounded=weights_of(apply_steps(fitted.graph, rounded), rounded.keys()),
+    )
+    noise = fitted.noise.of_model(trial)
+    before, after = (
+        one.sqnr_db(ranges, keep_float, fitted.judges) for one in (fitted.noise, noise)
+    )
+    effects = effects_between(before, after)
+    used = requested == "on" or worst_of(effects).helps()
+    outcome = CorrectionOutcome(name, requested, used, len(rounded), effects)
+    if not used:
+        return fitted, {}, outcome
+    return replace(fitted, trial=trial, noise=noise, sqnr_db=after), rounded, outcome
+
+
+def with_rounded(fitted: Fit, rounded: Mapping[str, str]) -> Fit:
+    """Return a fit whose graph has rounded weights."""
+    if not rounded:
+        return fitted
+    graph = apply_steps(fitted.graph, rounded)
+    trial = TrialModel(graph, operands=fitted.trial.operands)
+    return replace(fitted, graph=graph, trial=trial, noise=fitted.noise.of_model(trial))
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,14 @@ def fit_of(layer: FirstLayer, samples: Sequence[Sample]) -> Fit:
         moments.add(runner(sample)[layer.tensor])
     alive = layer.deviation > _SMALLEST
     deviation = layer.deviation[alive]
-    shift = np.median(np.abs(moments.mean[alive] - layer.mean[alive]) / deviation)
-    spread = np.median(moments.deviation[alive] / deviation)
-    return Fit(float(shift), float(spread))
+    shift = _median(np.abs(moments.mean[alive] - layer.mean[alive]) / deviation)
+    return Fit(shift, _median(moments.deviation[alive] / deviation))
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    """The median; NumPy's own imports `numpy.ma`."""
+    ordered, middle = np.sort(values), len(values) // 2
+    return float(ordered[middle - 1 + len(values) % 2 : middle + 1].mean())
 
 
 def remark(layer: FirstLayer | None, samples: Sequence[Sample]) -> str | None:

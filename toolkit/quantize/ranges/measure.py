@@ -4,9 +4,10 @@
 2 fit       histograms -> amax, by each method  toolkit.quantize.ranges.fit
 3 equalise  rescaled weights, observed again    toolkit.quantize.corrections (optional)
 4 choose    `auto`: trials tensor by tensor     calibration.auto (optional)
-5 keep      nodes that stay in floating point   toolkit.quantize.trials.keep, budget (optional)
-6 correct   biases, for the final ranges        toolkit.quantize.corrections (optional)
-7 judge     what the outputs lose               toolkit.quantize.loss
+5 round     weights for the sums they enter     toolkit.quantize.corrections (optional)
+6 keep      nodes that stay in floating point   toolkit.quantize.trials.keep, budget (optional)
+7 correct   biases, for the final ranges        toolkit.quantize.corrections (optional)
+8 judge     what the outputs lose               toolkit.quantize.loss
 
 INT8 error is measured at each output, on samples that are held out: they are judged with the ranges
 that the methods give on the others (`toolkit.quantize.ranges.split`). If it decides anything, the
@@ -33,7 +34,7 @@ from calibration.observer import Histogram
 from calibration.table import Adjustments, CalibrationTable, format_of
 from calibration.threshold import method_named
 from device.engine.preprocessing import Preprocessing
-from toolkit.quantize.corrections.corrections import CorrectionOutcome, FinalFit, Rows
+from toolkit.quantize.corrections.corrections import CorrectionOutcome, FinalFit
 from toolkit.quantize.loss.judge import Judgement, loss_text
 from toolkit.quantize.preprocess.decide import Decision
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
@@ -44,6 +45,7 @@ from toolkit.quantize.ranges.observe import shared_runner
 from toolkit.quantize.ranges.options import AUTO, RangeOptions, Report, with_model
 from toolkit.quantize.ranges.steps import (
     NOT_DIVISIBLE,
+    Chosen,
     ValidationSet,
     choose_all,
     divide,
@@ -173,7 +175,7 @@ def measure_ranges(
             data_sha256=data_sha256,
             model_sha256=model_sha256,
             keep_float=final.keep_float,
-            adjusted=_adjustments(chosen.factors, final.changes),
+            adjusted=_adjustments(chosen),
             preprocessing=UNSET if job.preprocessing is None else job.preprocessing.value,
             refused=tuple(map(loss_text, judgement.broken)) or UNSET,
         ),
@@ -282,10 +284,11 @@ def _table(
     )
 
 
-def _adjustments(factors: Rows, changes: Rows) -> Adjustments | UnsetType:
-    if not factors and not changes:
+def _adjustments(chosen: Chosen) -> Adjustments | UnsetType:
+    changes, rounded = chosen.final.changes, dict(chosen.rounded) or UNSET
+    if not chosen.factors and not changes and not rounded:
         return UNSET
-    return Adjustments(equalised=dict(factors), biases=dict(changes))
+    return Adjustments(equalised=dict(chosen.factors), biases=dict(changes), rounded=rounded)
 
 
 def dummy_table(graph: ir.Model, model_sha256: str) -> CalibrationTable:

@@ -35,7 +35,8 @@ class RangeOptions:
     `workers`: who observes the samples in shards (`toolkit.quantize.ranges.shards`), and `states`:
     files of shards that are observed already; both give the result of one process.
     `resume`: checkpoint file of the observation (see `calibration.calibrate`).
-    `equalise` and `correct_biases`: corrections of weights (`toolkit.quantize.corrections`).
+    `equalise`, `round_weights` and `correct_biases`: corrections of weights
+    (`toolkit.quantize.corrections`); weights are rounded where an output misses its target.
     None: "auto" (by measured benefit) if a search runs anyway (method "auto", a budget), else
     "off".
     `keep`: whether the nodes whose INT8 costs most stay in floating point where an output misses
@@ -57,6 +58,7 @@ class RangeOptions:
     labels: tuple[str, ...] = ()
     equalise: Switch | None = None
     correct_biases: Switch | None = None
+    round_weights: Switch | None = None
     keep: Keep | None = None
     most_float: float = MOST_FLOAT
     keep_float: frozenset[str] = frozenset()

@@ -7,7 +7,12 @@ from typing import Any
 import msgspec
 
 from calibration.table import fingerprint
-from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION, CorrectionOutcome
+from toolkit.quantize.corrections.corrections import (
+    CORRECTION,
+    EQUALISATION,
+    ROUNDING,
+    CorrectionOutcome,
+)
 from toolkit.quantize.corrections.effect import Effect
 from toolkit.quantize.loss.judge import Judgement, loss_text, samples_text
 from toolkit.quantize.loss.metrics import OutputLoss
@@ -20,7 +25,13 @@ NO_INT8 = (
     "INT8 has nothing to quantize: no node outside the branches of If and Loop has an INT8 form, "
     "so the outputs are those of FP32"
 )
-_CHANGES = MappingProxyType({EQUALISATION: "tensors rescaled", CORRECTION: "biases changed"})
+_CHANGES = MappingProxyType(
+    {
+        EQUALISATION: "tensors rescaled",
+        ROUNDING: "weights rounded",
+        CORRECTION: "biases changed",
+    }
+)
 
 
 def ranges_text(ranges: Ranges) -> str:

@@ -2,7 +2,7 @@
 
 import difflib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,13 @@ from toolkit.quantize.corrections.corrections import (
     CorrectionOutcome,
     FinalFit,
     Rows,
+    Switch,
     corrected_graph,
     final_fit,
     try_bias_correction,
     try_equalisation,
+    try_rounding,
+    with_rounded,
 )
 from toolkit.quantize.gpu_operands import operands_on_gpu
 from toolkit.quantize.loss.judge import Judgement, judge
@@ -46,6 +49,7 @@ from toolkit.quantize.ranges.fit import (
     merge_observations,
     search_ranges,
     spent_shares,
+    trial_ranges,
     widest_fit,
 )
 from toolkit.quantize.ranges.observe import observe_run, shared_runner
@@ -93,13 +97,22 @@ class Job:
     @property
     def chooses(self) -> bool:
         """True if `auto` may leave out everything that loses more than the widest ranges."""
-        switches = (self.options.equalise, self.options.correct_biases)
-        return self.options.method == AUTO and "on" not in switches
+        options = self.options
+        switches = (options.equalise, options.round_weights, options.correct_biases)
+        return options.method == AUTO and "on" not in switches
 
     @property
     def corrects(self) -> bool:
         """True if bias correction is tried."""
-        switch = self.options.switch(self.options.correct_biases)
+        return self._tries(self.options.correct_biases)
+
+    @property
+    def rounds(self) -> bool:
+        """True if weights may be rounded for their sums."""
+        return self._tries(self.options.round_weights)
+
+    def _tries(self, correction: Switch | None) -> bool:
+        switch = self.options.switch(correction)
         return switch == "on" or (switch == "auto" and not _why_not(self.source, self.data))
 
 
@@ -130,22 +143,24 @@ def opened(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What steps 3 to 6 chose; `factors`: of the equalisation, by tensor."""
+    """What steps 3 to 7 chose; `factors`: of the equalisation, by tensor; `rounded`: by node."""
 
     fitted: Fit
     final: FinalFit
     factors: Rows
+    rounded: Mapping[str, str]
     corrections: tuple[CorrectionOutcome, ...]
     budget: BudgetResult | None
     kept: Kept | None
 
 
 def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
-    """Steps 3 to 6: weights, ranges and nodes in floating point."""
+    """Steps 3 to 7: weights, ranges and nodes in floating point."""
     options = job.options
     fitted, factors, equalisation = _equalise(job, judges, plain)
-    learning = job.data.first(CORRECTION_SAMPLES) if job.corrects else ()
+    learning = job.data.first(CORRECTION_SAMPLES) if job.corrects or job.rounds else ()
     fitted = _choose(job, fitted, learning)
+    fitted, rounded, rounding = _round(job, fitted, learning)
     search, for_targets, budget = _budget_search(options), None, None
     if search is not None:
         budget = find_budget(fitted, search, _share(job.report, "spend the budget"))
@@ -154,13 +169,16 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
         for_targets = keep_best(fitted, options.keep_float, options.most_float, on_progress)
     nodes = frozenset() if budget is None else budget.keep_float
     nodes = nodes if for_targets is None else for_targets.nodes
+    rounded = {node: steps for node, steps in rounded.items() if node not in nodes}
+    fitted = with_rounded(fitted, rounded)
     final = final_fit(fitted, options.keep_float | nodes)
     if budget is not None and search is not None:
         forbidden = partial(budget_violation, budget, search, fitted)
     else:
         forbidden = partial(_further, fitted, final, for_targets)
     final, correction = _correct(job, fitted, final, learning, forbidden)
-    corrections = tuple(report for report in (equalisation, correction) if report is not None)
+    steps = (equalisation, rounding, correction)
+    corrections = tuple(report for report in steps if report is not None)
     if job.chooses and budget is None and fitted.trial.tensors:
         widest = widest_fit(plain)
         widest_final = final_fit(widest, final.keep_float)
@@ -170,9 +188,9 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
             for fit, result in ((fitted, final), (widest, widest_final))
         )
         if not loses_no_more(*spent):
-            fitted, final, factors = widest, widest_final, _NO_ROWS
+            fitted, final, factors, rounded = widest, widest_final, _NO_ROWS, {}
             corrections = tuple(replace(report, kept=False, reason=WORSE) for report in corrections)
-    return Chosen(fitted, final, factors, corrections, budget, for_targets)
+    return Chosen(fitted, final, factors, rounded, corrections, budget, for_targets)
 
 
 def _further(fitted: Fit, before: FinalFit, for_targets: Kept | None, after: FinalFit) -> str:
@@ -313,7 +331,7 @@ def _correct(
     learning: Sequence[Sample],
     forbidden: Callable[[FinalFit], str],
 ) -> tuple[FinalFit, CorrectionOutcome | None]:
-    """Step 6."""
+    """Step 7."""
     switch = job.options.switch(job.options.correct_biases)
     if job.corrects:
         return try_bias_correction(
@@ -330,8 +348,22 @@ def _correct(
     return final, CorrectionOutcome(CORRECTION, "auto", False, reason=why_not)
 
 
+def _round(
+    job: Job, fitted: Fit, learning: Sequence[Sample]
+) -> tuple[Fit, Mapping[str, str], CorrectionOutcome | None]:
+    """Step 5, before nodes are kept in floating point, so that fewer have to be."""
+    if not job.rounds or not fitted.trial.tensors:
+        return fitted, {}, None
+    switch, keep_float = job.options.switch(job.options.round_weights), job.options.keep_float
+    ranges = trial_ranges(fitted.trial, fitted.amax)
+    if switch == "auto" and fitted.noise.judged(ranges, keep_float).target_spent <= 1.0:
+        return fitted, {}, None
+    job.report("round weights", 0.0)
+    return try_rounding(fitted, switch, samples=learning, keep_float=keep_float)
+
+
 def judge_final(job: Job, fitted: Fit, final: FinalFit) -> Judgement:
-    """Step 7."""
+    """Step 8."""
     job.report("judge", 0.0)
     exact, actual = final.noise.compared(final.ranges, final.keep_float, fitted.judges)
     return judge(

@@ -54,17 +54,19 @@ class TrialModel:
         threads: int | None = None,
         optimize: bool = True,
         operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+        rounded: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
     ) -> None:
         """`optimize` False also keeps onnxruntime from reordering float arithmetic.
 
-        `operands`: as in `toolkit.quantize.quantize.quantize`.
+        `operands`: as in `toolkit.quantize.quantize.quantize`. `rounded`: node -> the weight that
+        it has in INT8, and not in floating point.
 
         Raises BuildError: onnxruntime cannot load the model.
         """
         self.inputs = tuple(str(value.name) for value in model.graph.inputs)
         self.operands = operands
         self.parts = output_parts(model)
-        builder = TrialGraph(model.clone(), operands)
+        builder = TrialGraph(model.clone(), operands, rounded)
         known = max(model.ir_version, MIN_IR_VERSION)
         builder.model.ir_version = min(known, MAX_IR_VERSION)
         self.tensors = tuple(builder.scales)

@@ -35,7 +35,10 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class FedWeight:
-    """Constant operands of a node and the inputs that feed them; `tensor` is its activation."""
+    """Constant operands of a node and the inputs that feed them; `tensor` is its activation.
+
+    `rounded`: what INT8 has in the place of `weight`, None: the weight to the nearest integers.
+    """
 
     node: str
     tensor: str
@@ -44,11 +47,13 @@ class FedWeight:
     bias: NDArray[np.float32] | None
     bias_input: str | None
     axis: int | None
+    rounded: NDArray[np.float32] | None = None
 
     def feeds(self, quantized: bool, activation_scale: float | None) -> dict[str, Array]:
         """Input -> array, quantized or not; `activation_scale`: None for a float activation."""
         weight, bias = self.weight, self.bias
         if quantized:
+            weight = weight if self.rounded is None else self.rounded
             integers = quantize_weight(weight, bias, self.axis, activation_scale)
             weight = integers.restored()
             restored = integers.restored_bias()
@@ -63,9 +68,15 @@ class FedWeight:
 class TrialGraph:
     """Puts switches and fed constants into a model, in place."""
 
-    def __init__(self, model: ir.Model, operands: Mapping[str, tuple[int, ...]]) -> None:
-        """`operands`: as of `toolkit.quantize.quantize.quantize`."""
+    def __init__(
+        self,
+        model: ir.Model,
+        operands: Mapping[str, tuple[int, ...]],
+        rounded: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """`operands`: as of `toolkit.quantize.quantize.quantize`. `rounded`: of `FedWeight`."""
         self.model = model
+        self._rounded = rounded
         self.graph = model.graph
         self.scales: dict[str, str] = {}
         self.switches: list[Switch] = []
@@ -107,7 +118,8 @@ class TrialGraph:
         if bias is not None:
             bias_input = self._replace(node, row.bias, f"bias.{number}", bias)
         name, tensor = str(node.name), str(first.name)
-        self.weights.append(FedWeight(name, tensor, weight, weight_input, bias, bias_input, axis))
+        constants = (weight, weight_input, bias, bias_input, axis, self._rounded.get(name))
+        self.weights.append(FedWeight(name, tensor, *constants))
 
     def _switch(
         self, value: ir.Value, readers: list[tuple[ir.Node, int]], rectifier: ir.Node | None

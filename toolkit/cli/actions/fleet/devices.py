@@ -14,7 +14,7 @@ from device.protocol.documents import CommandState
 from toolkit.cli.actions.fleet.tables import device_table, devices_table
 from toolkit.cli.actions.fleet.views import json_array, open_store, operator, show
 from toolkit.cli.actions.outputs import print_result
-from toolkit.cli.commands.fleet import (
+from toolkit.cli.commands.fleet_devices import (
     Clear,
     Decommission,
     Devices,
@@ -131,11 +131,11 @@ def run_command(options: RunCommand) -> None:
             expires_s=options.expires_s,
             who=operator(),
         )
-    given = give(fleet, command, wait_s=wait_s)
-    succeeded = given.state is not None and given.state.status == "successful"
-    if options.output is not None and given.state is not None and succeeded:
-        _write_result(given.state, options.output)
-    _print_given(given, as_json=options.as_json, wait_s=wait_s)
+    issued = give(fleet, command, wait_s=wait_s)
+    succeeded = issued.state is not None and issued.state.status == "successful"
+    if options.output is not None and issued.state is not None and succeeded:
+        _write_result(issued.state, options.output)
+    _print_issued(issued, as_json=options.as_json, wait_s=wait_s)
     if wait_s and not succeeded:
         raise SystemExit(1)
 
@@ -145,9 +145,9 @@ def clear(options: Clear) -> None:
     _print_ended(clear_ended(load_fleet(options.folder), options.device), as_json=options.as_json)
 
 
-def _print_given(given: Given, *, as_json: bool, wait_s: float) -> None:
+def _print_issued(issued: Given, *, as_json: bool, wait_s: float) -> None:
     """Print a command and how it ended."""
-    command, state = given.command, given.state
+    command, state = issued.command, issued.state
     if as_json:
         document = {"command": command, "state": state}
         click.echo(msgspec.json.encode(document).decode())

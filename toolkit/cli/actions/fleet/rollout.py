@@ -9,7 +9,7 @@ from rich.console import Console
 
 from toolkit.cli.actions.fleet.tables import plan_table, rollout_table, rollouts_table
 from toolkit.cli.actions.fleet.views import open_store, operator, show
-from toolkit.cli.commands.fleet import (
+from toolkit.cli.commands.fleet_rollout import (
     Order,
     Rollback,
     RolloutStatus,

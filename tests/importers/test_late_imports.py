@@ -11,9 +11,9 @@ from model_fixtures import small_convnet
 
 FORMULA = """
 import sys
-from toolkit.cli.late_sympy import import_sympy_late
+from toolkit.cli.late_imports import import_late
 {first}
-import_sympy_late()
+import_late()
 import onnx_ir as ir
 before = "sympy" in sys.modules
 size = ir.SymbolicDim("N") * 2 + 1
@@ -24,11 +24,38 @@ print(before, size, size.evaluate({{"N": 3}}), ir.SymbolicDim(sympy.Symbol("M"))
 """
 
 
+FOLDING = """
+import sys
+from toolkit.cli.late_imports import import_late
+import_late()
+import onnx_ir as ir
+from onnxscript import optimizer
+before = "onnx.reference" in sys.modules
+model = ir.from_onnx_text(
+    "<ir_version: 9, opset_import: ['' : 18]> g (float[1] x) => (float[1] y) "
+    "{ c = Constant <value_floats = [2.0]> () d = Constant <value_floats = [3.0]> () "
+    "e = Add (c, d) y = Mul (x, e) }".replace("'", chr(34))
+)
+optimizer.optimize(model)
+from onnx.reference import ReferenceEvaluator
+(product,) = (node for node in model.graph if node.op_type == "Mul")
+folded = product.inputs[1].const_value.numpy().tolist()
+print(before, ReferenceEvaluator.__module__ in sys.modules, folded)
+"""
+
+
 @pytest.mark.parametrize(("first", "before"), [("", False), ("import sympy", True)])
 def test_symbolic_sizes_are_computed_when_they_are_asked_for(first: str, before: bool) -> None:
     command = [sys.executable, "-c", FORMULA.format(first=first)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"{before} 2*N + 1 7 M True\n"
+
+
+def test_a_constant_is_folded_by_the_reference_that_is_imported_for_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FOLDING], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False True [5.0]\n"
 
 
 def test_a_calibration_without_a_dla_imports_no_planner(
@@ -45,7 +72,7 @@ def test_a_calibration_without_a_dla_imports_no_planner(
     )
     imported = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.MULTILINE))
     assert {"onnx_ir", "onnxscript", "onnxruntime"} <= imported
-    assert imported.isdisjoint({"sympy", "highspy", "rich.console"})
+    assert imported.isdisjoint({"sympy", "onnx.reference", "numpy.ma", "highspy", "rich.console"})
     planner = (
         "toolkit.partition.planning.plan",
         "toolkit.partition.costs.model",

@@ -1,0 +1,233 @@
+#include "session.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+
+#include "driver.hpp"
+
+namespace tandem {
+namespace {
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
+std::string shape_text(const std::vector<Dim>& shape) {
+  std::string text;
+  for (const Dim& dim : shape) {
+    if (!text.empty()) text += ", ";
+    if (const auto* size = std::get_if<Int>(&dim))
+      text += decimal(*size);
+    else
+      text += std::holds_alternative<std::string>(dim) ? std::get<std::string>(dim) : "?";
+  }
+  return "(" + text + ")";
+}
+
+std::size_t bytes_of(const View& view) {
+  auto bytes = static_cast<std::size_t>(kDtypes[view.dtype].bytes);
+  for (const std::int64_t size : view.shape) bytes *= static_cast<std::size_t>(size);
+  return bytes;
+}
+
+std::size_t index_of(const Manifest& manifest, const std::string& dim) {
+  const auto row = std::find_if(manifest.dims.begin(), manifest.dims.end(),
+                                [&](const DimRange& range) { return range.name == dim; });
+  return static_cast<std::size_t>(row - manifest.dims.begin());
+}
+
+// The sizes of a tensor; false where only a run tells one.
+bool sizes_at(const TensorInfo& tensor, const Manifest& manifest, const std::vector<Int>& point,
+              std::vector<std::int64_t>& shape) {
+  for (const Dim& dim : tensor.shape) {
+    if (std::holds_alternative<std::monostate>(dim)) return false;
+    const auto* size = std::get_if<Int>(&dim);
+    const Int value = size != nullptr ? *size : point[index_of(manifest, std::get<std::string>(dim))];
+    shape.push_back(static_cast<std::int64_t>(value));
+  }
+  return true;
+}
+
+void check_view(const TensorInfo& tensor, const View& view, const std::string& where) {
+  if (view.dtype != dtype_named(tensor.dtype))
+    refuse_session(where, " is of ", view.dtype < 0 ? "an unknown dtype" : kDtypes[view.dtype].name,
+                   "; give ", tensor.dtype);
+  if (view.shape.size() != tensor.shape.size())
+    refuse_session(where, " has the shape ", shape_text(view.shape), "; give ", shape_text(tensor.shape));
+}
+
+}  // namespace
+
+std::uint64_t Executor::address(std::size_t) const { refuse_session("it runs on ", description(), ", not on the GPU"); }
+std::size_t Executor::bytes(std::size_t, const std::vector<Int>&) const { return address(0); }
+void Executor::enqueue(const std::vector<Int>&, void*) { address(0); }
+
+Session::Session(std::shared_ptr<Engine> engine, const SessionOptions& options) : engine_(std::move(engine)) {
+  const Manifest& manifest = engine_->manifest();
+  if (!options.profile.empty() && options.profile != manifest.profile)
+    refuse_session("engine ", engine_->path(), " is for ", manifest.profile, ", this device is ",
+                   options.profile, "; build one for it");
+  if (options.threads < 0) refuse_session("the session was given ", options.threads, " threads; give 0 or more");
+  for (const Segment& segment : manifest.segments) load(segment, options);
+  if (manifest.arena_bytes == 0) return;
+  void* arena = ::mmap(nullptr, static_cast<std::size_t>(manifest.arena_bytes), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (arena == MAP_FAILED)
+    refuse_session(engine_->path(), " needs ", manifest.arena_bytes,
+                   " bytes for its tensors, which the system does not give; build for a smaller batch");
+  arena_ = static_cast<char*>(arena);
+}
+
+Session::~Session() {
+  if (arena_ != nullptr) ::munmap(arena_, static_cast<std::size_t>(engine_->manifest().arena_bytes));
+}
+
+void Session::load(const Segment& segment, const SessionOptions& options) {
+  std::string reasons;
+  for (const Implementation& implementation : segment.implementations) {
+    std::unique_ptr<Executor> executor;
+    const std::string kind = kind_of(implementation);
+    try {
+      if (const auto* portable = std::get_if<Portable>(&implementation))
+        executor = load_portable(*engine_, segment, *portable, options);
+      else if (const auto* cuda = std::get_if<Cuda>(&implementation); cuda != nullptr && !options.portable)
+        executor = load_cuda(*engine_, segment, *cuda);
+      else
+        refuse_session(options.portable && kind == "cuda" ? "the session is portable" : "not run by this library");
+    } catch (const SessionError& error) {
+      reasons += (reasons.empty() ? "" : "; ") + kind + ": " + error.what();
+      continue;
+    }
+    reasons += (reasons.empty() ? "" : "; ") + executor->description();
+    reports_.push_back({segment.name, segment.processor, kind, reasons});
+    executors_.push_back(std::move(executor));
+    return;
+  }
+  refuse_session(engine_->path(), ": segment ", quoted(segment.name), " cannot run here: ", reasons);
+}
+
+std::vector<Int> Session::check_inputs(const std::unordered_map<std::string, View>& inputs) const {
+  const Manifest& manifest = engine_->manifest();
+  std::vector<Int> point(manifest.dims.size(), -1);
+  for (const std::string& name : manifest.inputs) {
+    const auto input = inputs.find(name);
+    const std::string where = "input " + quoted(name);
+    if (input == inputs.end()) refuse_session(where, " is missing");
+    const View& view = input->second;
+    const TensorInfo& tensor = engine_->facts().tensor(name);
+    check_view(tensor, view, where);
+    for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
+      const Int size = view.shape[axis];
+      const std::string at = where + " has the size " + decimal(size) + " in dimension " + std::to_string(axis);
+      if (const auto* fixed = std::get_if<Int>(&tensor.shape[axis])) {
+        if (size != *fixed) refuse_session(at, ", the engine takes ", *fixed);
+        continue;
+      }
+      const auto& dim = std::get<std::string>(tensor.shape[axis]);
+      const std::size_t index = index_of(manifest, dim);
+      const DimRange& range = manifest.dims[index];
+      if (size < range.min || size > range.max || size % range.step != 0)
+        refuse_session(at, " (", quoted(dim), "), the engine takes ", range.min, " to ", range.max,
+                       " in steps of ", range.step);
+      if (point[index] >= 0 && point[index] != size)
+        refuse_session(at, " (", quoted(dim), "), another input has ", point[index], " there");
+      point[index] = size;
+    }
+    if (view.data == nullptr && bytes_of(view) > 0) refuse_session(where, " has no data");
+  }
+  if (inputs.size() != manifest.inputs.size())
+    refuse_session("there are ", inputs.size(), " inputs; the engine takes ", manifest.inputs.size());
+  return point;
+}
+
+View Session::output_view(const TensorInfo& tensor, const std::vector<Int>& point,
+                          std::unordered_map<std::string, View>& outputs) {
+  const Manifest& manifest = engine_->manifest();
+  View view{dtype_named(tensor.dtype), {}, nullptr};
+  const bool known = sizes_at(tensor, manifest, point, view.shape);
+  const bool is_output =
+      std::find(manifest.outputs.begin(), manifest.outputs.end(), tensor.name) != manifest.outputs.end();
+  const auto target = outputs.find(tensor.name);
+  if (target != outputs.end() && target->second.data != nullptr) {
+    const std::string where = "the array for output " + quoted(tensor.name);
+    check_view(tensor, target->second, where);
+    if (known && target->second.shape != view.shape)
+      refuse_session(where, " has the shape ", shape_text(target->second.shape), "; give ", shape_text(view.shape));
+    return target->second;
+  }
+  if (!known) {
+    view.shape.clear();
+    return view;
+  }
+  if (is_output) {
+    std::vector<char>& memory = owned_[tensor.name];
+    memory.resize(std::max<std::size_t>(bytes_of(view), 1));
+    view.data = memory.data();
+    return view;
+  }
+  for (const Buffer& buffer : manifest.buffers)
+    if (buffer.tensor == tensor.name) view.data = arena_ + static_cast<std::size_t>(buffer.offset);
+  if (view.data == nullptr) view.shape.clear();
+  return view;
+}
+
+void Session::infer(const std::unordered_map<std::string, View>& inputs,
+                    std::unordered_map<std::string, View>& outputs) {
+  const std::lock_guard lock(mutex_);
+  const Manifest& manifest = engine_->manifest();
+  for (const auto& [name, view] : outputs)
+    if (std::find(manifest.outputs.begin(), manifest.outputs.end(), name) == manifest.outputs.end())
+      refuse_session("there is no output ", quoted(name));
+  const std::vector<Int> point = check_inputs(inputs);
+  std::unordered_map<std::string, View> values = inputs;
+  for (std::size_t i = 0; i < manifest.segments.size(); ++i) {
+    const Segment& segment = manifest.segments[i];
+    std::vector<View> reads, writes;
+    for (const std::string& name : segment.inputs) reads.push_back(values.at(name));
+    for (const std::string& name : segment.outputs)
+      writes.push_back(output_view(engine_->facts().tensor(name), point, outputs));
+    executors_[i]->run(reads, writes, point);
+    for (std::size_t output = 0; output < writes.size(); ++output)
+      values[segment.outputs[output]] = writes[output];
+  }
+  for (auto& [name, view] : outputs) view = values.at(name);
+}
+
+void Session::infer_on_stream(const std::unordered_map<std::string, View>& inputs,
+                              const std::unordered_map<std::string, View>& outputs, void* stream) {
+  const std::lock_guard lock(mutex_);
+  const Manifest& manifest = engine_->manifest();
+  const std::vector<Int> point = check_inputs(inputs);
+  for (const auto& executor : executors_) executor->address(0);
+  const cuda::Driver& driver = cuda::Driver::get();
+  std::unordered_map<std::string, std::uint64_t> addresses;
+  for (const auto& [name, view] : inputs) addresses[name] = reinterpret_cast<std::uint64_t>(view.data);
+  const auto copy = [&](std::uint64_t target, std::uint64_t source, std::size_t bytes) {
+    if (bytes > 0) driver.check(driver.copy(target, source, bytes, stream), "cuMemcpyDtoDAsync");
+  };
+  for (std::size_t i = 0; i < manifest.segments.size(); ++i) {
+    const Segment& segment = manifest.segments[i];
+    Executor& executor = *executors_[i];
+    for (std::size_t input = 0; input < segment.inputs.size(); ++input)
+      copy(executor.address(input), addresses.at(segment.inputs[input]), executor.bytes(input, point));
+    executor.enqueue(point, stream);
+    for (std::size_t output = 0; output < segment.outputs.size(); ++output) {
+      const std::string& name = segment.outputs[output];
+      const std::size_t border = segment.inputs.size() + output;
+      addresses[name] = executor.address(border);
+      const auto target = outputs.find(name);
+      if (target == outputs.end()) continue;
+      check_view(engine_->facts().tensor(name), target->second, "the array for output " + quoted(name));
+      std::size_t bytes = executor.bytes(border, point);
+      if (bytes_of(target->second) != bytes)
+        refuse_session("the array for output ", quoted(name), " has ", bytes_of(target->second), " bytes; give ", bytes);
+      copy(reinterpret_cast<std::uint64_t>(target->second.data), executor.address(border), bytes);
+    }
+  }
+}
+
+}  // namespace tandem

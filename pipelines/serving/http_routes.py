@@ -1,0 +1,316 @@
+"""What each path of the HTTP port answers."""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipelines.serving.codec import (
+    REQUEST,
+    JsonRequest,
+    JsonTensor,
+    decode_json,
+    from_bytes,
+    from_json,
+    from_values,
+    to_bytes,
+    to_values,
+)
+from pipelines.serving.http_messages import HEADER_LENGTH, Answer, Head, length_of
+from pipelines.serving.protocol import (
+    BYTES,
+    DATATYPES,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    Status,
+    Tensor,
+    refuse,
+    trace_of,
+    whole,
+)
+from pipelines.serving.service import Service, wants_binary
+from pipelines.serving.shared_memory import NO_CUDA
+
+
+def _json(value: object) -> Answer:
+    return Answer((msgspec.json.encode(value),))
+
+
+Handler = Callable[..., Awaitable[Answer]]
+
+
+async def _live(service: Service, head: Head, body: memoryview) -> Answer:
+    return _json({"live": True})
+
+
+async def _ready(service: Service, head: Head, body: memoryview) -> Answer:
+    if not service.ready:
+        refuse("the server is loading its models", Status.UNAVAILABLE)
+    return _json({"ready": True})
+
+
+async def _metadata(service: Service, head: Head, body: memoryview) -> Answer:
+    return _json(service.server_metadata())
+
+
+async def _model_metadata(
+    service: Service, head: Head, body: memoryview, model: str, version: str = ""
+) -> Answer:
+    return _json(service.model_metadata(model, version))
+
+
+async def _model_ready(
+    service: Service, head: Head, body: memoryview, model: str, version: str = ""
+) -> Answer:
+    service.repository.find(model, version)
+    return _json({"name": model, "ready": True})
+
+
+async def _model_config(
+    service: Service, head: Head, body: memoryview, model: str, version: str = ""
+) -> Answer:
+    return _json(service.model_config(model, version))
+
+
+async def _statistics(
+    service: Service, head: Head, body: memoryview, model: str = "", version: str = ""
+) -> Answer:
+    return _json(service.statistics(model, version))
+
+
+async def _index(service: Service, head: Head, body: memoryview) -> Answer:
+    ready = bool(_object(body).get("ready", False))
+    rows = await service.repository.index()
+    return _json([row for row in rows if not ready or row["state"] == "READY"])
+
+
+async def _load(service: Service, head: Head, body: memoryview, model: str) -> Answer:
+    parameters = _parameters(body)
+    files = {}
+    for key, value in parameters.items():
+        if key.startswith("file:"):
+            try:
+                files[key.removeprefix("file:")] = msgspec.convert(value, bytes)
+            except msgspec.ValidationError as error:
+                refuse(f"failed to load {model!r}: {key!r} is no base64 ({error})")
+    await service.repository.load(model, str(parameters.get("config", "")), files)
+    return Answer()
+
+
+async def _unload(service: Service, head: Head, body: memoryview, model: str) -> Answer:
+    with_steps = _parameters(body).get("unload_dependents", False) is True
+    await service.repository.unload(model, with_steps=with_steps)
+    return Answer()
+
+
+async def _regions(
+    service: Service, head: Head, body: memoryview, kind: str, region: str = ""
+) -> Answer:
+    if kind == "cuda":
+        return _json([])
+    return _json([one.as_json() for one in service.regions.status(region).values()])
+
+
+async def _register(
+    service: Service, head: Head, body: memoryview, kind: str, region: str
+) -> Answer:
+    if kind == "cuda":
+        refuse(NO_CUDA, Status.UNIMPLEMENTED)
+    request = _object(body)
+    key, where = request.get("key"), f"shared memory region {region!r}"
+    if not isinstance(key, str):
+        refuse(f"{where} has the key {key!r}: give the name of a shared memory")
+    offset = whole(request, "offset", where)
+    if "byte_size" not in request:
+        refuse(f"{where} has no byte_size")
+    service.regions.register(region, key, offset, whole(request, "byte_size", where))
+    return Answer()
+
+
+async def _unregister(
+    service: Service, head: Head, body: memoryview, kind: str, region: str = ""
+) -> Answer:
+    if kind == "system":
+        service.regions.unregister(region)
+    return Answer()
+
+
+async def _trace(service: Service, head: Head, body: memoryview, model: str = "") -> Answer:
+    changes = {}
+    for name, value in _object(body).items():
+        values = value if isinstance(value, list) else [value]
+        changes[name] = None if value is None else tuple(map(str, values))
+    rows = service.trace_settings(model, changes)
+    return _json({
+        name: list(values) if name == "trace_level" else values[0] for name, values in rows.items()
+    })  # fmt: skip
+
+
+async def _logging(service: Service, head: Head, body: memoryview) -> Answer:
+    return _json(service.log_settings(_object(body)))
+
+
+async def _infer(
+    service: Service, head: Head, body: memoryview, model: str, version: str = ""
+) -> Answer:
+    size = length_of(head.headers, HEADER_LENGTH)
+    trace = trace_of(head.headers.get("traceparent", ""))
+    if size == 0:
+        request, raw = _raw_request(service, body, model, version, trace), True
+    else:
+        if size is not None and size > len(body):
+            refuse(f"the header {HEADER_LENGTH!r} is {size}; the body has {len(body)} bytes")
+        raw, rest = False, len(body) if size is None else size
+        parsed: JsonRequest = decode_json(REQUEST, body[:rest])
+        request = InferRequest(
+            model, version, _inputs(service, parsed.inputs, body[rest:]),
+            [RequestedOutput(one.name, one.parameters) for one in parsed.outputs],
+            parsed.id, parsed.parameters, trace,
+        )  # fmt: skip
+    answer = encode_response(await service.infer(request), request, all_binary=raw)
+    if trace:
+        headers = (*answer.headers, ("traceparent", trace))
+        return Answer(answer.parts, answer.status, headers)
+    return answer
+
+
+def _inputs(service: Service, tensors: Sequence[JsonTensor], binary: memoryview) -> list[Tensor]:
+    """Return the inputs of a request. Raises Refusal."""
+    inputs, at = [], 0
+    for one in tensors:
+        parameters, where = one.parameters, f"input {one.name!r}"
+        if "shared_memory_region" in parameters:
+            inputs.append(service.regions.input(one.name, one.datatype, one.shape, parameters))
+        elif "binary_data_size" in parameters:
+            if one.data:
+                refuse(f"{where} has both `data` and `binary_data_size`: give one of them")
+            size = whole(parameters, "binary_data_size", where)
+            if at + size > len(binary):
+                refuse(
+                    f"{where} has a binary_data_size of {size}; {len(binary) - at} bytes are left"
+                    " in the body"
+                )
+            inputs.append(from_bytes(one.name, one.datatype, one.shape, binary[at : at + size]))
+            at += size
+        else:
+            inputs.append(from_json(one))
+    if at != len(binary):
+        refuse(f"the inputs have {at} bytes of binary data; the body has {len(binary)}")
+    return inputs
+
+
+def _raw_request(
+    service: Service, body: memoryview, name: str, version: str, trace: str
+) -> InferRequest:
+    """Return a request whose body is the bytes of the only input. Raises Refusal."""
+    model = service.repository.find(name, version)
+    if len(model.inputs) != 1:
+        refuse(
+            f"a raw binary request was sent; model {name!r} has {len(model.inputs)} inputs and not"
+            " one"
+        )
+    port = next(iter(model.inputs.values()))
+    shape = [1, *port.shape()] if model.max_batch else port.shape()
+    if port.datatype == BYTES:
+        if shape.count(-1) == 1:
+            shape[shape.index(-1)] = 1
+        if any(size != 1 for size in shape):
+            refuse(
+                f"a raw binary request was sent; input {port.name!r} of BYTES has the shape"
+                f" {shape} and must have one element"
+            )
+        tensor = from_values(port.name, BYTES, tuple(shape), [bytes(body)])
+    else:
+        if shape.count(-1) == 1:
+            place = shape.index(-1)
+            known = DATATYPES[port.datatype].numpy.itemsize
+            known *= int(np.prod([size for size in shape if size != -1]))
+            shape[place] = len(body) // known if known else 0
+        tensor = from_bytes(port.name, port.datatype, tuple(shape), body)
+    return InferRequest(name, version, [tensor], traceparent=trace)
+
+
+def encode_response(response: InferResponse, request: InferRequest, *, all_binary: bool) -> Answer:
+    """Return the answer with JSON first, then the binary outputs. Raises Refusal."""
+    requested = {one.name: one for one in request.outputs}
+    rows, parts = [], []
+    for tensor in response.outputs:
+        row: dict[str, Any] = {
+            "name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape,
+        }  # fmt: skip
+        if tensor.place is not None:
+            region, offset, size = tensor.place
+            row["parameters"] = {
+                "shared_memory_region": region, "shared_memory_byte_size": size,
+                **({"shared_memory_offset": offset} if offset else {}),
+            }  # fmt: skip
+        elif all_binary or wants_binary(requested.get(tensor.name), request.parameters):
+            data = to_bytes(tensor)
+            parts.append(data)
+            row["parameters"] = {"binary_data_size": len(data)}
+        else:
+            row["data"] = to_values(tensor)
+        rows.append(row)
+    body: dict[str, Any] = {
+        "model_name": response.model, "model_version": response.version, "outputs": rows,
+    }  # fmt: skip
+    if response.id:
+        body["id"] = response.id
+    head = msgspec.json.encode(body)
+    if not parts:
+        return Answer((head,))
+    headers = (
+        ("Content-Type", "application/octet-stream"),
+        ("Inference-Header-Content-Length", str(len(head))),
+    )
+    return Answer((head, *parts), headers=headers)
+
+
+def _object(body: memoryview) -> dict[str, Any]:
+    """Return a JSON object; an empty body is an empty one. Raises Refusal."""
+    result: dict[str, Any] = decode_json(_OBJECT, body) if body else {}
+    return result
+
+
+def _parameters(body: memoryview) -> dict[str, Any]:
+    parameters = _object(body).get("parameters", {})
+    if not isinstance(parameters, dict):
+        refuse("`parameters` of the request is no object")
+    return parameters
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+_M = "/v2/models/(?P<model>[^/]+)"
+_MV = _M + "(?:/versions/(?P<version>[^/]+))?"
+_S = "/v2/(?P<kind>system|cuda)sharedmemory"
+_SR = _S + "/region/(?P<region>[^/]+)"
+ROUTES: tuple[tuple[str, re.Pattern[str], Handler], ...] = tuple(
+    (method, re.compile(path + "/?"), handler)
+    for method, path, handler in (
+        ("POST", f"{_MV}/infer", _infer),
+        ("GET", "/v2/health/live", _live),
+        ("GET", "/v2/health/ready", _ready),
+        ("GET", "/v2", _metadata),
+        ("GET", "/v2/models/stats", _statistics),
+        ("GET", f"{_MV}/ready", _model_ready),
+        ("GET", f"{_MV}/config", _model_config),
+        ("GET", f"{_MV}/stats", _statistics),
+        ("GET", f"{_M}/trace/setting", _trace),
+        ("POST", f"{_M}/trace/setting", _trace),
+        ("GET", _MV, _model_metadata),
+        ("POST", "/v2/repository/index", _index),
+        ("POST", "/v2/repository/models/(?P<model>[^/]+)/load", _load),
+        ("POST", "/v2/repository/models/(?P<model>[^/]+)/unload", _unload),
+        ("GET", f"{_S}(?:/region/(?P<region>[^/]+))?/status", _regions),
+        ("POST", f"{_SR}/register", _register),
+        ("POST", f"{_S}(?:/region/(?P<region>[^/]+))?/unregister", _unregister),
+        ("GET", "/v2/trace/setting", _trace),
+        ("POST", "/v2/trace/setting", _trace),
+        ("GET", "/v2/logging", _logging),
+        ("POST", "/v2/logging", _logging),
+    )
+)

@@ -1,0 +1,85 @@
+"""`tandem explore`: what each precision takes and loses, and the command that builds it."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from model_fixtures import save, small_convnet
+from onnx import helper
+
+from toolkit.cli.main import tandem
+from toolkit.engine.explore import FORMS, Point
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.loss.rounded import HalfModel
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explore")
+    rng = np.random.default_rng(0)
+    small_convnet(folder / "net.onnx", rng)
+    np.save(folder / "x.npy", rng.normal(size=(12, 3, 32, 32)).astype(np.float32))
+    return folder
+
+
+def explore(folder: Path, *words: str) -> str:
+    words = ("explore", str(folder / "net.onnx"), "--data", str(folder / "x.npy"), *words)
+    done = CliRunner().invoke(tandem, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_every_form_has_its_figures_and_the_command_that_builds_it(folder: Path) -> None:
+    page = folder / "points.html"
+    words = ("--profile", "orin-nx-16gb", "--samples", "8", "--json", "--html", str(page))
+    explored = json.loads(explore(folder, *words))
+    points = {row["name"]: row for row in explored["points"]}
+    assert list(points) == [form.name for form in FORMS]
+    bytes_of = [points[name]["weight_bytes"] for name in ("FP32", "FP16", "INT8, min-max")]
+    assert bytes_of[0] == 2 * bytes_of[1] > 2 * bytes_of[2]
+    losses = [points[name]["spent"] for name in ("FP32", "FP16", "INT8, min-max")]
+    assert losses[0] == 0.0 < losses[1] < losses[2]
+    assert all(row["frame_us"] > 0 and row["energy_mj"] > 0 for row in points.values())
+    assert any(row["best"] for row in points.values())
+    assert page.read_text().count("<circle") == len(FORMS)
+    for form in FORMS:
+        command = shlex.split(points[form.name]["command"])
+        assert command[:2] == ["tandem", "build"]
+        assert set(form.flags) <= set(command)
+        assert ("--samples" in command) == (form.precision == "int8")
+
+
+def test_a_machine_without_a_gpu_has_no_fp16(folder: Path) -> None:
+    table = explore(folder, "--profile", "laptop", "--samples", "6")
+    assert "FP16" not in table
+    assert "INT8, default" in table
+    assert re.search(r"BF16 +not built here", table)
+
+
+def test_fp16_rounds_every_tensor_and_overflows(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "one"], ["sum"], "add"),
+        helper.make_node("Sub", ["sum", "one"], ["y"], "sub"),
+        helper.make_node("Mul", ["x", "large"], ["z"], "mul"),
+    ]
+    weights = {"one": np.float32([2048.0]), "large": np.float32([60000.0])}
+    model = save(tmp_path / "m.onnx", nodes, {"x": [4]}, {"y": [4], "z": [4]}, weights)
+    run = HalfModel(run_passes(import_model(model).model)[0])
+    outputs = run({"x": np.float32([0.5, 1.0, 1.5, 3.0])})
+    # FP16 has steps of 2 above 2048, with ties to the even one.
+    assert outputs["y"].tolist() == [0.0, 0.0, 2.0, 4.0]
+    assert np.isinf(outputs["z"]).tolist() == [False, False, True, True]
+
+
+def test_a_point_is_best_unless_another_is_as_good_in_all() -> None:
+    fast, slow = (Point(FORMS[0], us, 1.0, 10, 0.0, 1.0, None) for us in (1.0, 2.0))
+    small = Point(FORMS[0], 2.0, 1.0, 5, 0.0, 1.0, None)
+    assert fast.beats(slow)
+    assert not fast.beats(fast)
+    assert not fast.beats(small)
+    assert not small.beats(fast)

@@ -1,0 +1,248 @@
+"""What each precision of a model costs and loses on one board: the rows of `tandem explore`.
+
+Plans, ranges and losses are those of a build. No engine is written.
+"""
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from device.engine.manifest import Precision
+from toolkit.engine.frontend import run_frontend
+from toolkit.engine.kept_cost import frame_us
+from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.support import ask_gpu
+from toolkit.engine.target import choose_target
+from toolkit.errors import about
+from toolkit.importers.onnx import ModelSource, open_model, source_path
+from toolkit.importers.source import Report
+from toolkit.partition.planning.plan import plan_together
+from toolkit.partition.planning.portable import KernelSupport
+from toolkit.plugins import Plugin
+from toolkit.quantize.loss.judge import Judgement, judge
+from toolkit.quantize.loss.metrics import SQNR
+from toolkit.quantize.loss.parts import split_outputs
+from toolkit.quantize.loss.rounded import HalfModel
+from toolkit.quantize.quantize import int8_nodes
+from toolkit.quantize.ranges.data import Source
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges
+from toolkit.quantize.weights import constant_of
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to build a model; `flags`: of `tandem build`; `ranges`: of INT8."""
+
+    name: str
+    precision: Precision
+    flags: tuple[str, ...]
+    ranges: RangeOptions | None = None
+
+
+FORMS = (
+    Form("FP32", "fp32", ("--precision", "fp32")),
+    Form("FP16", "fp16", ("--precision", "fp16")),
+    Form("INT8, min-max", "int8", ("--method", "minmax"), RangeOptions("minmax")),
+    Form("INT8, corrected", "int8", ("--keep", "none"), RangeOptions(keep="none")),
+    Form("INT8, 15 % in float", "int8", ("--keep", "15%"), RangeOptions(most_float=0.15)),
+    Form("INT8, default", "int8", (), RangeOptions()),
+)
+"""Corrected: ranges, equalisation and bias correction, each by measured loss."""
+NOT_BUILT: Mapping[str, str] = {
+    "BF16": "there are no kernels of BF16",
+    "FP8": "there are no kernels of FP8, and no Orin computes it",
+    "INT4": "there are no kernels of INT4 weights",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExploreRequest:
+    """A model, its data and a board. `ranges`: samples and preprocessing, of every form."""
+
+    model: ModelSource
+    data: Source
+    profile: str
+    jetpack: str | None = None
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+    plugins: tuple[Plugin, ...] = ()
+    ranges: RangeOptions = field(default_factory=RangeOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A form with its predicted time and energy of a frame, and the bytes of its weights.
+
+    `on_dla`: share of the nodes. `float_share`: of the multiplications that could be INT8.
+    `loss`: None of FP32, which loses nothing. `best`: no other point is as good in all of time,
+    energy, size and loss, and better in one.
+    """
+
+    form: Form
+    frame_us: float
+    energy_mj: float
+    weight_bytes: int
+    on_dla: float
+    float_share: float
+    loss: Judgement | None
+    best: bool = False
+
+    @property
+    def spent(self) -> float:
+        """Share of its limit that the largest loss spends; a build refuses INT8 above 1."""
+        return 0.0 if self.loss is None else self.loss.spent
+
+    @property
+    def sqnr_db(self) -> float:
+        """SQNR of the worst output in dB."""
+        losses = () if self.loss is None else self.loss.losses
+        return min((row.value for row in losses if row.metric is SQNR), default=math.inf)
+
+    def beats(self, other: "Point") -> bool:
+        """True if no figure is worse, and one is better."""
+        ours, theirs = self._figures(), other._figures()
+        return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
+
+    def _figures(self) -> tuple[float, ...]:
+        return (self.frame_us, self.energy_mj, self.weight_bytes, self.spent, -self.sqnr_db)
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """The points of a model on a board, and what to know of them."""
+
+    model: str
+    profile: str
+    points: tuple[Point, ...]
+    notes: tuple[str, ...]
+
+
+def explore(request: ExploreRequest, report: Report) -> Explored:
+    """Calibrate and plan every form.
+
+    Raises TandemError: the model, the data or the profile cannot be used.
+    """
+    name = source_path(request.model).name
+    profile = choose_target(request.profile, request.jetpack).profile
+    forms = [form for form in FORMS if profile.gpu is not None or form.precision != "fp16"]
+    points: dict[str, Point] = {}
+    fronts: dict[str, Frontend] = {}
+    with about(name), tempfile.TemporaryDirectory() as folder:
+        state = Path(folder, "observed.state")  # so that the data are observed once
+        for form in sorted(forms, key=lambda form: form.precision != "int8"):
+            fronts[form.name] = front = _front(request, form, state, report)
+            points[form.name] = _point(form, front, _loss(form, fronts))
+    rows = tuple(points[form.name] for form in forms)
+    rows = tuple(replace(row, best=not any(one.beats(row) for one in rows)) for row in rows)
+    return Explored(name, profile.name, rows, _notes(rows, fronts))
+
+
+def _front(request: ExploreRequest, form: Form, state: Path, report: Report) -> Frontend:
+    ranges = form.ranges and replace(
+        form.ranges,
+        samples=request.ranges.samples,
+        preprocess=request.ranges.preprocess,
+        resume=state,
+    )
+    options = BuildOptions(
+        precision=form.precision,
+        jetpack=request.jetpack,
+        data=None if ranges is None else request.data,
+        ranges=ranges or RangeOptions(),
+        accept_loss=True,
+        shapes=request.shapes,
+        plugins=request.plugins,
+    )
+    target = choose_target(request.profile, request.jetpack)
+    opened = open_model(request.model, plugins=request.plugins, report=report)
+
+    def named(step: str, share: float) -> None:
+        report(f"{form.name}: {step}", share)
+
+    return run_frontend(opened, target, options, named)
+
+
+def _loss(form: Form, fronts: Mapping[str, Frontend]) -> Judgement | None:
+    ranges = fronts[form.name].ranges
+    if ranges is not None:
+        return ranges.judgement
+    return None if form.precision == "fp32" else _half_loss(_measured(fronts))
+
+
+def _measured(fronts: Mapping[str, Frontend]) -> tuple[ir.Model, Ranges]:
+    """The graph after the passes and the ranges of a form in INT8."""
+    front = next(front for front in fronts.values() if front.ranges is not None)
+    assert front.ranges is not None
+    return front.graph, front.ranges
+
+
+def _half_loss(measured: tuple[ir.Model, Ranges]) -> Judgement:
+    """What FP16 loses, on the samples that judge INT8."""
+    graph, ranges = measured
+    run, parts = HalfModel(graph), ranges.fit.trial.parts
+    actual = [split_outputs(parts, run(sample)) for sample, _ in ranges.judges]
+    return judge(parts, [exact for _, exact in ranges.judges], actual, basis="held out")
+
+
+def _point(form: Form, front: Frontend, loss: Judgement | None) -> Point:
+    profile, model = front.target.profile, front.prepared.model
+    gpu = profile.gpu is not None
+    kernels = ask_gpu(model, (), front.options.plugins) if gpu else KernelSupport()
+    trials = {front.imported.name: front.prepared.trial}
+    plan = plan_together((front.to_plan(kernels),), profile, front.plan, trials).plans[0]
+    on_dla = sum(row.processor.startswith("dla") for row in plan.placements)
+    float_bytes = 2 if gpu and form.precision != "fp32" else 4
+    kept = None if front.ranges is None else front.ranges.kept
+    return Point(
+        form=form,
+        frame_us=frame_us(plan),
+        energy_mj=plan.figures[0].energy_mj,
+        weight_bytes=_weight_bytes(model, front, float_bytes),
+        on_dla=on_dla / max(1, len(plan.placements)),
+        float_share=float(front.ranges is None) if kept is None else kept.float_share,
+        loss=loss,
+    )
+
+
+def _weight_bytes(model: ir.Model, front: Frontend, float_bytes: int) -> int:
+    """Bytes of the constants; a weight of an INT8 node has one for each number."""
+    int8 = set[str]()
+    if front.table is not None:
+        for node, row in int8_nodes(model, front.keep_float):
+            weight = constant_of(node, row.weight)
+            if weight is not None and weight.ndim > 1 and row.weight is not None:
+                value = node.inputs[row.weight]
+                assert value is not None
+                int8.add(str(value.name))
+    sizes = {
+        name: (value.const_value.size, 1 if name in int8 else float_bytes)
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None and value.dtype == ir.DataType.FLOAT
+    }
+    return sum(count * size for count, size in sizes.values())
+
+
+def _notes(points: Sequence[Point], fronts: Mapping[str, Frontend]) -> tuple[str, ...]:
+    notes = []
+    half = next((row for row in points if row.form.precision == "fp16"), None)
+    slower = [
+        row.form.name
+        for row in points
+        if half is not None and row.form.precision == "int8" and row.frame_us >= half.frame_us
+    ]
+    if slower:
+        notes.append(f"FP16 is predicted to be as fast as {' and '.join(slower)}, or faster")
+    refused = [row.form.name for row in points if row.form.precision == "int8" and row.spent > 1.0]
+    if refused:
+        notes.append(
+            f"a build refuses {' and '.join(refused)}: a loss is beyond its limit; "
+            "--accept-loss takes it"
+        )
+    if half is not None:
+        notes += [row for row in _measured(fronts)[1].remarks if "the largest of FP16" in row]
+    if any(front.target.profile.dla is not None for front in fronts.values()):
+        notes.append("losses are those before tensors share scales on the DLA; a build judges both")
+    return tuple(notes)
