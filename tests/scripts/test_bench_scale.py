@@ -19,6 +19,14 @@ def test_a_matrix_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < found["second_to_first"] < 1
 
 
+def test_agents_that_all_come_back_at_once_are_there_within_five_minutes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """2,000 clients and a broker that is fifty times slower, for 100,000 and one core."""
+    found = figures(capsys, "storm", "--clients", "2000", "--handshake-ms", "75")
+    assert 150.0 <= found["all_s"] <= 300.0
+
+
 @pytest.mark.slow
 def test_a_calibration_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     found = figures(capsys, "calibrate", "--samples", "600", "--workers", "2", "--kill", "1")
