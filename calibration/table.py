@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, UnsetType
 from calibration.errors import CalibrationError
 from device.engine.manifest import IMPORTED
 from device.engine.preprocessing import Preprocessing
-from device.files import replacing
+from device.files import replace_file
 
 QMAX = 127.0
 """Symmetric INT8 uses -127 to 127."""
@@ -238,8 +238,7 @@ def write_whole(path: Path, what: str, data: bytes) -> None:
     Raises CalibrationError.
     """
     try:
-        with replacing(path) as file:
-            file.write(data)
+        replace_file(path, data)
     except OSError as error:
         raise CalibrationError(
             f"{path}: cannot write the {what} ({error.strerror}): check that the "

@@ -144,6 +144,12 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a whole file as `replacing` does. Raises OSError."""
+    with replacing(path, mode) as file:
+        file.write(content)
+
+
 def write_synced(path: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:
     """Write a new file and bring it onto the disk; its name is there for sure only after
     `sync_folder`. `mode`: as of `replacing`. Raises OSError.

@@ -1,7 +1,7 @@
 """Compares `tandem serve` with kserve and MLServer: `python -m scripts.bench_serve`.
 
-All serve an identity model of FP32, each in a process of its own, one after the other, and are
-asked by tritonclient from this one. The peers run in environments of their own:
+All serve an identity model of FP32, each in a process of its own, and are asked by tritonclient
+from this one, in turns. The peers run in environments of their own:
 
     python -m venv kserve && kserve/bin/pip install kserve==0.21.0
     python -m venv mlserver && mlserver/bin/pip install mlserver==1.7.1     # Python below 3.13
@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,6 +40,7 @@ from onnx import TensorProto, helper
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
 NAME, INPUT, OUTPUT = "identity", "INPUT0", "OUTPUT0"
+LIBRARIES = {"HTTP": triton_http, "gRPC": triton_grpc}
 SIZES = {"16 floats": 16, "1.2 MB": 3 * 320 * 320}
 START_S = 300.0
 BOARD_S = 0.02
@@ -241,30 +243,32 @@ def measured(ask: Callable[[], object], pid: int, seconds: float) -> tuple[float
     return len(times) / spent_s, median(times) * 1e3, cpu / len(times) * 1e3
 
 
-def bench(peer: Peer, folder: Path, seconds: float) -> list[Figures]:
-    """Measure one server by HTTP binary and by gRPC."""
+def bench(peers: Sequence[Peer], folder: Path, seconds: float) -> list[Figures]:
+    """Measure servers by HTTP binary and by gRPC, in turns; ours by shared memory too."""
     rows = []
-    with started(peer, folder) as (pid, http, grpc):
-        for protocol, library, port in (("HTTP", triton_http, http), ("gRPC", triton_grpc, grpc)):
+    with contextlib.ExitStack() as stack:
+        running = [(peer.name, *stack.enter_context(started(peer, folder))) for peer in peers]
+        for protocol, size, (name, pid, *ports) in product(LIBRARIES, SIZES, running):
+            library = LIBRARIES[protocol]
+            port = ports[list(LIBRARIES).index(protocol)]
             with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
-                for size, count in SIZES.items():
-                    data = np.arange(count, dtype=np.float32)
-                    one = library.InferInput(INPUT, [count], "FP32")
-                    one.set_data_from_numpy(data)
+                data = np.arange(SIZES[size], dtype=np.float32)
+                one = library.InferInput(INPUT, [len(data)], "FP32")
+                one.set_data_from_numpy(data)
 
-                    def ask(client: Any = client, one: Any = one) -> Any:  # noqa: ANN401
-                        return client.infer(NAME, [one])
+                def ask(client: Any = client, one: Any = one) -> Any:  # noqa: ANN401
+                    return client.infer(NAME, [one])
 
-                    try:
-                        answer = ask().as_numpy(OUTPUT)
-                    except library.InferenceServerException as error:
-                        print(f"{peer.name} {protocol} {size}: {str(error)[:120]}", file=sys.stderr)
-                        continue
-                    if not np.array_equal(np.asarray(answer).reshape(-1), data):
-                        raise SystemExit(f"{peer.name} answers something else by {protocol}")
-                    rows.append(Figures(peer.name, protocol, size, *measured(ask, pid, seconds)))
-        if peer.name == "Tandem":
-            rows.append(_by_shared_memory(pid, http, seconds))
+                try:
+                    answer = ask().as_numpy(OUTPUT)
+                except library.InferenceServerException as error:
+                    print(f"{name} {protocol} {size}: {str(error)[:120]}", file=sys.stderr)
+                    continue
+                if not np.array_equal(np.asarray(answer).reshape(-1), data):
+                    raise SystemExit(f"{name} answers something else by {protocol}")
+                rows.append(Figures(name, protocol, size, *measured(ask, pid, seconds)))
+        _, pid, port, _ = running[0]
+        rows.append(_by_shared_memory(pid, port, seconds))
     return rows
 
 
@@ -367,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rates = batching(folder, options.clients, options.requests)
             print(json.dumps(rates) if options.json else _batching_text(rates))
             return 0
-        rows = [row for peer in peers for row in bench(peer, folder, options.seconds)]
+        rows = bench(peers, folder, options.seconds)
         engine_ms = engine_cpu_ms(folder)
     if options.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "engine_cpu_ms": engine_ms}))

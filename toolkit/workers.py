@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from device.agent.memory_watch import available_bytes
 from device.errors import TandemError
 from device.install_advice import pip_install
 from device.start.guard import die_with_parent
@@ -29,6 +30,8 @@ from toolkit.errors import WorkersError
 LOG = logging.getLogger(__name__)
 MAX_LOST = 8  # times that all tasks were lost, without a result in between
 MIN_LATE_S, LATE = 5.0, 3.0  # no result for so long, and so many times the longest pause
+MIN_FREE_BYTES = 256 * 1024**2  # of a worker: Python with its packages, and one sample
+COPIES_OF_MODEL = 3  # as ONNX, as the graph, and in the session
 COPIES = 4  # of a late task at most
 CONNECT = "10s"  # to a scheduler
 REFUSED_S = 2.0  # that a worker waits once it has refused: others are to take its tasks
@@ -75,21 +78,24 @@ class Workers(AbstractContextManager["Workers"]):
         tasks: Mapping[K, tuple[Any, ...]],
         *,
         alike: bool = False,
+        model_bytes: int = 0,
         check: Callable[[K, bytes], str] = lambda *_: "",
     ) -> Iterator[tuple[K, bytes]]:
         """Yield the key and the result of each task as they end.
 
         `alike`: tasks take about as long, so those that are late are given out again.
-        `check`: says why a result cannot be that of its task, which is then refused.
+        `model_bytes`: of the largest model; a worker with too little memory free for it refuses its
+        tasks. `check`: says why a result cannot be that of its task, which is then refused.
 
         Raises WorkersError: tasks are lost or refused again and again, and what a task raises.
         """
         missing, running = dict(tasks), dict[Future[bytes], K]()
+        need = MIN_FREE_BYTES + COPIES_OF_MODEL * model_bytes
         refused = set[K]()  # these wait: who refuses at once would take the tasks of all others
         lost, longest, last = 0, 0.0, time.monotonic()
 
         def submit(keys: Iterable[K]) -> None:
-            running.update({self._submit(function, missing[key]): key for key in keys})
+            running.update({self._submit(function, missing[key], need): key for key in keys})
 
         try:
             while missing:
@@ -102,9 +108,7 @@ class Workers(AbstractContextManager["Workers"]):
                 for key, answer in sorted(ended, key=lambda row: bool(row[1].failure)):
                     if key not in missing:
                         continue
-                    if answer.failure:
-                        raise WorkersError(answer.failure)
-                    why = answer.refused or check(key, answer.result)
+                    why = _refusal(answer) or check(key, answer.result)
                     if why:
                         problem = f"{answer.worker} {why}"
                         refused.add(key)
@@ -126,11 +130,13 @@ class Workers(AbstractContextManager["Workers"]):
             for future in () if hasattr(self._executor, "_processes") else running:
                 future.cancel()
 
-    def _submit(self, function: Callable[..., bytes], arguments: tuple[Any, ...]) -> Future[bytes]:
+    def _submit(
+        self, function: Callable[..., bytes], arguments: tuple[Any, ...], need: int = 0
+    ) -> Future[bytes]:
         for _ in range(MAX_LOST):
             self._executor = self._executor or self._start()
             try:
-                return self._executor.submit(_answer, function, code_version(), arguments)
+                return self._executor.submit(_answer, function, code_version(), arguments, need)
             except BrokenExecutor:
                 self.close(stop=True)  # its own end waits for processes that started meanwhile
         raise WorkersError("the workers cannot be started: they end at once")
@@ -144,6 +150,13 @@ class Workers(AbstractContextManager["Workers"]):
         except Exception as error:  # noqa: BLE001  (each executor has types of its own)
             why = f"was lost ({type(error).__name__}: {str(error)[:200]})"
             return _Answer("a worker", refused=why)
+
+
+def _refusal(answer: _Answer) -> str:
+    """Return why a worker has not done a task, "" if it has. Raises WorkersError: none can."""
+    if answer.failure:
+        raise WorkersError(answer.failure)
+    return answer.refused
 
 
 def _late(missing: Iterable[K], running: Mapping[Future[bytes], K]) -> list[K]:
@@ -167,12 +180,18 @@ def _cancel(running: dict[Future[bytes], K], key: K) -> None:
             del running[future]
 
 
-def _answer(function: Callable[..., bytes], expected: str, arguments: tuple[Any, ...]) -> bytes:
-    """Run a task on a worker."""
+def _answer(
+    function: Callable[..., bytes], expected: str, arguments: tuple[Any, ...], need: int = 0
+) -> bytes:
+    """Run a task on a worker that has so many bytes of memory free."""
     worker = f"worker {worker_name()}"
     try:
         if code_version() != expected:
             raise RefusedError(f"runs Tandem {code_version()}, not {expected}: install that one")
+        if (free := available_bytes()) < need:  # the kernel would end it in the middle
+            raise RefusedError(
+                f"has {free >> 20} MiB of memory free, and a task needs {need >> 20} MiB"
+            )
         answer = _Answer(worker, result=function(*arguments))
     except (RefusedError, MemoryError) as error:
         why = str(error) if isinstance(error, RefusedError) else "has too little memory"

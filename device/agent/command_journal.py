@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from device.errors import StateError
-from device.files import read_regular, replacing
+from device.files import read_regular, replace_file
 
 LOG = logging.getLogger("tandem.agent")
 JOURNAL = "commands.json"  # in the state folder
@@ -45,8 +45,7 @@ class CommandJournal:
         possible."""
         taken = Taken(counter=counter, op=op, id=command_id, boot=boot_id())
         try:
-            with replacing(self._path, 0o600) as file:
-                file.write(msgspec.json.encode(taken))
+            replace_file(self._path, msgspec.json.encode(taken), 0o600)
         except OSError as error:
             raise StateError(
                 f"{self._path} cannot be written ({error.strerror}): no command is executed before "

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.files import read_regular, replacing
+from device.files import read_regular, replace_file
 from device.protocol.device_key import ReportSigner
 from device.protocol.documents import Beat, Reported, encode
 from device.protocol.mqtt import Link
@@ -57,8 +57,7 @@ class ReportCounter:
         clock = min(max(0, int(self._now_s())), _MAX_STRETCH)
         self._stretch, self._left = max(self._stretch + 1, clock), COUNTERS_A_STRETCH
         try:
-            with replacing(self._path, 0o600) as file:
-                file.write(str(self._stretch).encode())
+            replace_file(self._path, str(self._stretch).encode(), 0o600)
         except OSError as error:  # the clock makes the next start's higher, too
             LOG.warning("the counter of reports is not kept: %s", error)
 

@@ -22,7 +22,7 @@ from device.enrol.request import (
     response_topic,
 )
 from device.errors import BrokerError, ConfigError, TandemError
-from device.files import make_folder, replacing
+from device.files import make_folder, replace_file
 from device.protocol.documents import decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, queue_putter
 from device.protocol.tls import TlsFiles
@@ -109,8 +109,7 @@ def _key(path: Path) -> bytes:
 def _write(path: Path, content: bytes, mode: int) -> None:
     try:
         make_folder(path.parent)
-        with replacing(path, mode) as file:
-            file.write(content)
+        replace_file(path, content, mode)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

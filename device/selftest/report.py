@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from device.errors import TandemError
-from device.files import replacing
+from device.files import replace_file
 from device.runtime.cuda.facts import GpuFacts
 
 MAJOR, MINOR = 1, 2
@@ -249,8 +249,7 @@ def write_report(path: Path, report: Report, files: Mapping[str, bytes]) -> None
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
     try:
-        with replacing(path) as file:
-            file.write(packed.getvalue())
+        replace_file(path, packed.getvalue())
     except OSError as error:
         raise ReportError(
             f"{path} cannot be written: {error.strerror}; name another file with "

@@ -26,7 +26,7 @@ from device.files import (
     make_folder,
     open_to_read,
     read_regular,
-    replacing,
+    replace_file,
     sync_folder,
     write_synced,
 )
@@ -170,8 +170,7 @@ class Inbox:
                 "the bundle is not signed and this device takes only signed ones: upload what "
                 "`tandem fleet statement` wrote for it as image 1",
             )
-        with replacing(self._desired, 0o600) as file:
-            file.write(handed_in.document)
+        replace_file(self._desired, handed_in.document, 0o600)
         return handed_in
 
     @staticmethod

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from device.files import open_regular, read_regular, replacing, sync_folder
+from device.files import open_regular, read_regular, replace_file, sync_folder
 from device.protocol.documents import Sha256
 from device.smp.message import Code, SmpError
 from device.update.admission import SPARE_BYTES
@@ -116,8 +116,7 @@ class Upload:
         self._on_begin(session.sha256)
         if session.sha256 is None or session != self._recorded():
             self.remove()
-            with replacing(self._record, 0o600) as file:
-                file.write(msgspec.json.encode(session))
+            replace_file(self._record, msgspec.json.encode(session), 0o600)
         present = self._part.stat().st_size if self._part.exists() else 0
         status = os.statvfs(self._part.parent)
         free_bytes = status.f_bavail * status.f_frsize - SPARE_BYTES

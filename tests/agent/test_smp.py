@@ -356,6 +356,7 @@ def test_a_killed_stock_client_is_followed_by_one_that_goes_on(board: Board, kin
     assert board.inbox.bundle.read_bytes() == data
 
 
+@pytest.mark.slow  # test_smp_install.py has the stock client, too
 def test_the_commands_of_the_page_run_with_the_stock_client(
     tmp_path: Path, board: Board, line: Cable
 ) -> None:

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipelines.vision import cv2
 
 
+@pytest.mark.slow  # scripts/test.sh runs the demo, too: with the oldest packages
 def test_the_demo_works_and_leaves_what_it_promises(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     command = [sys.executable, "-m", "toolkit.cli", "demo", "--out", str(out), "--json"]

@@ -136,6 +136,7 @@ ROWS = {
     "fleet audit verify": row("fleet", "audit", "verify"),
     "fleet device clear": fails("fleet", "device", "clear", "d"),
     "fleet device run": fails("fleet", "device", "run", "d", "restart"),
+    "fleet farm": fails("fleet", "farm", ".", "-o", "reports"),
     "fleet device show": fails("fleet", "device", "show", "d"),
     "fleet account list": row("fleet", "account", "list"),
     "fleet audit archive": row("fleet", "audit", "archive", "old.jsonl", "--keep", "90"),

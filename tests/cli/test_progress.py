@@ -56,3 +56,8 @@ def test_steps_with_known_shares_are_shown_as_they_pass(monkeypatch: pytest.Monk
     assert re.fullmatch(r"model\.onnx: calibrate, 20 %, about \d+ s left", lines[0])
     assert "model.onnx: calibrate, 0 s" in lines
     assert lines[-1] == "model.onnx: compile, 0 s"
+
+
+@pytest.mark.parametrize("shares", [{}, {"calibrate": 1.0}])
+def test_a_line_before_the_first_step_has_no_step(shares: dict[str, float]) -> None:
+    assert progress._Steps("plan", shares).line() == "plan, 0 s so far"

@@ -64,7 +64,7 @@ def orin(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BuildResult]:
 
 
 # The largest has 574 MB; FP32 leaves the DLA of the first profile idle, as the second has none.
-LARGE = ("vgg19", "zfnet512", "inception_v1")
+LARGE = ("vgg19", "zfnet512", "inception_v1", "inception_v2", "densenet121")
 
 
 @pytest.mark.usefixtures("without_kernels")
@@ -160,6 +160,7 @@ def test_each_profile_uses_the_processors_that_it_has(
     if profile == "agx-orin-64gb":
         _, result = request.getfixturevalue("orin")
     else:
+        request.getfixturevalue("without_kernels")
         _, result = calibrated(tmp_path, rng, profile)
     used = {segment.processor for segment in result.manifest.segments}
     allowed = {"laptop": {"cpu"}, "orin-nano-8gb": {"gpu"}}.get(profile, {"gpu", "dla0", "dla1"})

@@ -129,7 +129,7 @@ def test_hostile_files_are_refused_or_valid(count: int) -> None:
     ]
     total: Counter[str] = Counter()
     for half in halves:
-        output, errors = half.communicate(timeout=200)
+        output, errors = half.communicate()
         assert half.returncode == 0, errors[-4000:]
         report = json.loads(output)
         total.update(report["outcomes"])

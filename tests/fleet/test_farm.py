@@ -12,8 +12,12 @@ from fleet_server_fixtures import ServerProcess, wait_until, write_fleet
 from model_fixtures import small_convnet
 from mqtt_fixtures import AgentBox, Mosquitto
 
+from device.selftest.report import read_report
 from scripts.farm_boards import PROFILE, FarmBoard, farm_fleet, mosquitto, simulated, works
+from toolkit.board_kit.make import KitRequest, make_kit
+from toolkit.board_kit.own_model import own_model
 from toolkit.cli.commands.build import build
+from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.errors import FleetError
 from toolkit.fleet.farm.run import Run, boards_for
 from toolkit.fleet.farm.values import Rules
@@ -129,6 +133,19 @@ def test_a_build_measures_on_real_agents_and_says_where(tmp_path: Path) -> None:
         assert "measured on board-0, board-1, board-2 of the farm" in notes, notes
         assert "m-fp32-gpu: " in notes
         assert (tmp_path / "m.engine").exists()
+        request = KitRequest(
+            "laptop", networks=[own_model(model)], precisions=("fp32",), demo=False
+        )
+        make_kit(tmp_path / "kit", request, lambda _: None)
+        words = ["farm", str(tmp_path / "kit"), "-o", str(tmp_path / "reports"), "--json"]
+        done = CliRunner().invoke(
+            fleet_command, words, env={"TANDEM_FLEET": str(fleet)}, catch_exceptions=False
+        )
+        assert done.exit_code == 0, (done.output, [box.log() for box in boxes])
+        path = tmp_path / "reports" / "networks.tandem-report"
+        assert list(json.loads(done.stdout)["reports"]) == [str(path)]
+        (network,) = read_report(path).report.networks
+        assert (network.item, network.problem) == ("m-fp32-gpu", "")
     finally:
         for box in boxes:
             box.close()

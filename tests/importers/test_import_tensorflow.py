@@ -78,7 +78,7 @@ def test_without_tensorflow_these_tests_fail_in_ci_and_are_skipped_elsewhere(
 
 
 MODELS = (
-    ("keras", "model.keras", FP32_ERROR),
+    pytest.param("keras", "model.keras", FP32_ERROR, marks=pytest.mark.slow),
     ("saved_model", "saved_model", FP32_ERROR),
     ("tflite", "model.tflite", FP32_ERROR),
     # TensorFlow Lite rounds in integers, ONNX in floating point: some steps of the last scale.

@@ -111,6 +111,7 @@ def test_a_fit_of_all_dla_rows_reaches_its_goal_and_gives_the_shipped_constants(
             assert figure.value == pytest.approx(again, rel=1e-3), name
 
 
+@pytest.mark.slow
 def test_a_fit_of_every_eighth_gpu_row_reaches_its_goal():
     cases, _ = read_rows()
     rows = GpuRows([c for c in cases if c.engine == "gpu" and c.measure in TIMES][::8])
@@ -136,7 +137,7 @@ def assert_near(predicted, published):
 sizes = st.integers(1, 600)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     board=st.sampled_from(BOARDS),
     processor=st.sampled_from(PROCESSORS),

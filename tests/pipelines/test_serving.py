@@ -3,7 +3,9 @@
 import asyncio
 import http.client
 import json
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
+import tritonclient.utils.shared_memory as shm
 from engine_fixtures import picture
 from serving_fixtures import rows, served, write_repository
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
+from device.runtime.session import Session
 from device.session import open_session
 from pipelines.serving.messages import METHODS, message
 from pipelines.serving.server import Ports
@@ -291,3 +295,119 @@ def test_classification(ports: Ports) -> None:
             "4.000000:1",
             "2.000000:2",
         ]
+
+
+@pytest.mark.parametrize("library", [triton_http, triton_grpc])
+def test_objects_of_requests_are_used_again_with_and_without_shared_memory(
+    ports: Ports, library: Any
+) -> None:
+    port = ports.http if library is triton_http else ports.grpc
+    handle = shm.create_shared_memory_region("texts", "/tandem_test_texts", 4096)
+    data = [np.array([[str(n + low).encode() for n in range(16)]], object) for low in (0, 100)]
+    packed = serialize_byte_tensor(data[1])
+    size = len(packed.item())
+    try:
+        with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            shm.set_shared_memory_region(handle, [packed])
+            client.register_system_shared_memory("texts", "/tandem_test_texts", 4096)
+            inputs = pair(library, data[0], data[0], "BYTES")
+            output = library.InferRequestedOutput("OUTPUT0")
+            for _ in range(2):
+                answer = client.infer("simple_string", inputs, outputs=[output])
+                assert answer.as_numpy("OUTPUT0")[0, 1] == b"2"
+                for one in inputs:
+                    one.set_shared_memory("texts", size)
+                output.set_shared_memory("texts", 2048, offset=2048)
+                client.infer("simple_string", inputs, outputs=[output])
+                texts = shm.get_contents_as_numpy(handle, np.object_, [1, 16], offset=2048)
+                assert texts[0, 1] == b"202"
+                for one in inputs:
+                    one.set_data_from_numpy(data[0])
+                output.unset_shared_memory()
+            client.unregister_system_shared_memory()
+            assert len(client.get_system_shared_memory_status(**(
+                {} if library is triton_http else {"as_json": True}
+            ))) == 0  # fmt: skip
+    finally:
+        shm.destroy_shared_memory_region(handle)
+
+
+def test_requests_that_are_not_waited_for(ports: Ports) -> None:
+    url = f"127.0.0.1:{ports.http}"
+    with triton_http.InferenceServerClient(url, concurrency=4) as client:
+        waiting = [client.async_infer("simple", pair(triton_http, rows(1, n), rows(1)))
+                   for n in range(8)]  # fmt: skip
+        for number, one in enumerate(waiting):
+            sums = one.get_result().as_numpy("OUTPUT0")
+            assert np.array_equal(sums, rows(1, number) + rows(1))
+    answers: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+        for name in ("simple", "none"):
+            client.async_infer(
+                name, pair(triton_grpc, rows(1), rows(1)),
+                callback=lambda result, error: answers.put(error or result),
+            )  # fmt: skip
+        both = sorted((answers.get() for _ in range(2)), key=lambda one: type(one).__name__)
+    assert np.array_equal(both[0].as_numpy("OUTPUT0"), 2 * rows(1))
+    assert isinstance(both[1], InferenceServerException)
+
+
+def test_options_of_grpc_clients(ports: Ports) -> None:
+    kept = triton_grpc.KeepAliveOptions(
+        keepalive_time_ms=100, keepalive_timeout_ms=5000, keepalive_permit_without_calls=True,
+        http2_max_pings_without_data=0,
+    )  # fmt: skip
+    limits = [("grpc.max_receive_message_length", 1 << 20)]
+    for options in ({"keepalive_options": kept}, {"channel_args": limits}):
+        url = f"127.0.0.1:{ports.grpc}"
+        with triton_grpc.InferenceServerClient(url, **options) as client:  # type: ignore[arg-type]
+            inputs = pair(triton_grpc, rows(1), rows(1))
+            for algorithm in (None, "gzip", "deflate"):
+                answer = client.infer(
+                    "simple", inputs, compression_algorithm=algorithm, client_timeout=60,
+                    headers={"any": "header"}, parameters={"own": 1},
+                )  # fmt: skip
+                assert np.array_equal(answer.as_numpy("OUTPUT1"), rows(1) - rows(1))
+
+
+def test_clients_wait_no_longer_than_they_say(
+    ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, infer = threading.Event(), Session.infer
+
+    def held(self: Session, feeds: Any, outputs: Any = None) -> Any:
+        go_on.wait()
+        return infer(self, feeds, outputs)
+
+    monkeypatch.setattr(Session, "infer", held)
+    try:
+        with (
+            triton_grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client,
+            triton_http.InferenceServerClient(
+                f"127.0.0.1:{ports.http}", network_timeout=0.1
+            ) as impatient,
+        ):
+            with pytest.raises(InferenceServerException) as late:
+                client.infer("simple", pair(triton_grpc, rows(1), rows(1)), client_timeout=0.1)
+            assert late.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+            with pytest.raises(TimeoutError):
+                impatient.infer("simple", pair(triton_http, rows(1), rows(1)))
+    finally:
+        go_on.set()
+
+
+def test_a_stream_of_the_asyncio_client(ports: Ports) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for number in range(5):
+            inputs = pair(triton_grpc_aio, rows(1, number), rows(1))
+            yield {"model_name": "simple", "inputs": inputs, "request_id": str(number)}
+
+    async def run() -> list[str]:
+        async with triton_grpc_aio.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+            return [
+                result.get_response().id
+                async for result, error in client.stream_infer(requests())
+                if error is None
+            ]
+
+    assert asyncio.run(run()) == ["0", "1", "2", "3", "4"]

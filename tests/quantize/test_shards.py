@@ -225,6 +225,19 @@ def test_a_worker_without_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPa
     assert b"has too little memory" in answer
 
 
+def test_a_worker_with_less_free_memory_than_a_model_takes_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    monkeypatch.setattr("toolkit.workers.available_bytes", lambda: 1 << 30)
+    with Workers(lambda: ThreadPoolExecutor(1)) as workers:
+        assert dict(workers.run(bytes, {1: ()}, model_bytes=200 << 20)) == {1: b""}
+        with pytest.raises(WorkersError) as raised:
+            dict(workers.run(bytes, {1: ()}, model_bytes=300 << 20))
+    reason = f"process {os.getpid()} has 1024 MiB of memory free, and a task needs 1156 MiB"
+    assert reason in str(raised.value)
+
+
 def allocate() -> bytes:
     return bytes(1 << 60)
 

@@ -30,6 +30,7 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "\n".join(texts)
 
 
+@pytest.mark.slow
 def test_it_compares_gpu_and_dla_and_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = run("gpu_or_dla.ipynb", tmp_path, monkeypatch)
     assert all(words in text for words in ("this plan", "GPU only", "DLA with fallback"))

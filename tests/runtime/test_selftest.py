@@ -155,6 +155,7 @@ def test_a_whole_selftest_comes_back_as_one_file_without_private_data(
     steps = {step["name"]: step for step in json.loads(done.stdout)["steps"]}
     assert {name: step["done"] for name, step in steps.items()} == {
         "machine": 1, "kernels": 1, "rules": 0, "dla": 0, "networks": 1, "demo": 1,
+        "tactics": 0,
     }  # fmt: skip
     report = read_report(out).report
     (kernels,) = report.kernels

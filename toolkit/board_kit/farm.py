@@ -26,12 +26,15 @@ from device.selftest.report import (
     ReportFile,
     read_report,
 )
+from device.selftest.steps import STEPS
 from toolkit.board_kit.measured import times_of
 from toolkit.fleet.farm.run import Work
 from toolkit.fleet.farm.values import Table, Task, Times
 from toolkit.partition.costs.measured import Measured
 
 PORTABLE, SEGMENT = "portable", "segment"
+SHARED_STEPS = ("kernels", "dla", "rules", "networks")  # those whose items boards may share
+ITEMS_A_JOB = 50
 
 
 @dataclass(slots=True)
@@ -82,6 +85,26 @@ def farm_kit(kit: Kit, folder: Path) -> FarmKit:
         cases: list[NetworkCase | TacticCase] = [*kit.tactics, *kit.networks]
         result.works = tuple(map(work_of, cases))
     return result
+
+
+def kit_works(kit: Kit) -> tuple[list[Work], dict[str, bytes]]:
+    """Return a job for each step of a kit, and where their reports are found by the job's name."""
+    works, reports = list[Work](), dict[str, bytes]()
+    for step in STEPS:
+        items = step.items(kit) if step.name in SHARED_STEPS else ()
+        for start in range(0, len(items), ITEMS_A_JOB):
+            name = f"{step.name}-{start}" if start else step.name
+
+            def read(data: bytes, name: str = name) -> Times:
+                _read(data, kit)
+                reports[name] = data
+                return {name: 1.0}  # it was done: figures of a report are for its readers
+
+            job_items = items[start : start + ITEMS_A_JOB]
+            works.append(
+                Work(Task(name, frozenset({name})), ("machine", step.name), job_items, read)
+            )
+    return works, reports
 
 
 def _tactic_work(farm: FarmKit, case: TacticCase, engine: Engine) -> Work:

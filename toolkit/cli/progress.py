@@ -81,7 +81,7 @@ class _Steps:
     @property
     def completed(self) -> float:
         """The share that is done: of all steps, or of this one where theirs are not known."""
-        if not self._shares:
+        if not self._shares or not self._step:
             return self._share
         return self._starts[self._step] + self._share * self._shares[self._step]
 
@@ -107,12 +107,13 @@ class _Steps:
     def line(self) -> str:
         """Return the step, what is done of it, and the seconds that it will take still."""
         done = self.completed
+        name = f"{self._title}: {self._step}" if self._step else self._title
         elapsed = time.monotonic() - (self._started if self._shares else self._began)
         if not done:
-            return f"{self._title}: {self._step}, {elapsed:.0f} s so far"
+            return f"{name}, {elapsed:.0f} s so far"
         rest_s = elapsed * (1.0 - done) / done
         of = "" if self._shares else " of this step"
-        return f"{self._title}: {self._step}, {100 * done:.0f} %{of}, about {rest_s:.0f} s left"
+        return f"{name}, {100 * done:.0f} %{of}, about {rest_s:.0f} s left"
 
 
 @contextmanager

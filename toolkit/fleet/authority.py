@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from device.files import make_folder, replacing
+from device.files import make_folder, replace_file
 from device.protocol.topics import DeviceId
 from toolkit.errors import FleetError
 
@@ -310,8 +310,7 @@ def write_public(path: Path, content: bytes) -> None:
 def _write(path: Path, content: bytes, mode: int) -> None:
     try:
         make_folder(path.parent)
-        with replacing(path, mode) as file:
-            file.write(content)
+        replace_file(path, content, mode)
     except OSError as error:
         raise FleetError(f"cannot write {path}: {error.strerror}") from error
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from device.errors import ConfigError, TrustError
-from device.files import make_folder, replacing, sync_folder
+from device.files import make_folder, replace_file, sync_folder
 from device.protocol.tls import TlsFiles
 from device.toml_file import decode_toml
 from toolkit.errors import FleetError
@@ -89,8 +89,7 @@ def make_fleet(
         make_repository(temporary, root_keys=root_keys, threshold=threshold)
         names = tuple(dict.fromkeys((host, *hosts, "localhost", "127.0.0.1")))
         authority = init_identity(temporary / IDENTITY, fleet=name, hosts=names)
-        with replacing(temporary / "trust" / "ca.crt") as file:
-            file.write(authority.ca_pem)
+        replace_file(temporary / "trust" / "ca.crt", authority.ca_pem)
         write_broker(_broker_files(folder, settings), into=temporary / BROKER)
         _write_settings(temporary, settings)
         os.rename(temporary, folder)
@@ -168,5 +167,4 @@ def _write_settings(folder: Path, settings: FleetSettings) -> None:
     )
     decode_toml(text.encode(), FleetSettings)
     make_folder(folder)
-    with replacing(folder / SETTINGS) as file:
-        file.write(text.encode())
+    replace_file(folder / SETTINGS, text.encode())

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from device.files import replacing
+from device.files import replace_file
 from toolkit.errors import BuildError
 from toolkit.html.markup import Html, join, markup, paragraph
 
@@ -27,8 +27,7 @@ def page(title: str, lead: str, parts: Iterable[Html]) -> str:
 def write_page(path: Path, text: str) -> None:
     """Write a page whole or not at all. Raises BuildError: it cannot be written."""
     try:
-        with replacing(path) as file:
-            file.write(text.encode("utf-8", errors="replace"))
+        replace_file(path, text.encode("utf-8", errors="replace"))
     except OSError as error:
         raise BuildError(
             f"{path} cannot be written: {error.strerror}; use another place"

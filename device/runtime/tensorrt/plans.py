@@ -24,7 +24,7 @@ from device.engine.file import Engine
 from device.engine.manifest import Segment
 from device.engine.tensorrt_manifest import Form, TensorRT, TensorRTGpu
 from device.errors import SessionError
-from device.files import open_to_read, read_regular, replacing, sync_folder
+from device.files import open_to_read, read_regular, replace_file, sync_folder
 from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.facts import read_gpu
 from device.runtime.tensorrt.board import Board
@@ -195,8 +195,7 @@ def keep_plan(plan: Plan, record: Record, built: Path | None) -> None:
     if built is not None:
         os.replace(built, plan.path)
         sync_folder(plan.path.parent)
-    with replacing(plan.path.with_suffix(".json")) as file:
-        file.write(msgspec.json.encode(record))
+    replace_file(plan.path.with_suffix(".json"), msgspec.json.encode(record))
 
 
 def note_use(plan: Plan) -> None:

@@ -83,11 +83,13 @@ def build_all(options: BuildAll) -> None:
         missing = [cell for cell in group if cell.row.engine not in rows]
         if missing:
             tasks[key] = (msgspec.json.encode(missing).decode(), str(cache_folder()))
+    models = {Path(cell.words[0]) for key in tasks for cell in groups[key]}
+    largest = max((one.stat().st_size for one in models if one.is_file()), default=0)
     with progress_bar(options.matrix.name) as report, open_workers(options.workers) as workers:
         report("build", len(rows) / len(cells))
         problem = ""
         try:
-            for _, content in workers.run(build_group, tasks):
+            for _, content in workers.run(build_group, tasks, model_bytes=largest):
                 rows |= {row.engine: row for row in msgspec.json.decode(content, type=list[Row])}
                 report("build", len(rows) / len(cells))
         except WorkersError as error:  # what was built is reported

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from device.errors import ConfigError, TandemError
-from device.files import replacing
+from device.files import replace_file
 from toolkit.cli.command import given
 from toolkit.cli.options.ranges import RangeOutputs
 from toolkit.errors import BuildError, NotComparedError
@@ -39,8 +39,7 @@ def refuse_unused(outputs: RangeOutputs) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically. Raises BuildError: it cannot be written."""
     try:
-        with replacing(path) as file:
-            file.write(data)
+        replace_file(path, data)
     except OSError as err:
         raise BuildError(f"{path} cannot be written: {err.strerror}; use another place.") from err
 
@@ -48,8 +47,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically. Raises ConfigError: it cannot be written."""
     try:
-        with replacing(path) as file:
-            file.write(text.encode())
+        replace_file(path, text.encode())
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}): check the path."

@@ -17,7 +17,7 @@ from toolkit.cli.command import (
     option,
     part,
 )
-from toolkit.cli.commands.fleet_devices import Devices, device, query
+from toolkit.cli.commands.fleet_devices import Devices, RunKit, device, query
 from toolkit.cli.commands.fleet_rollout import Rollback, rollout
 from toolkit.cli.options.fleet import RegistryOptions, fleet_option
 
@@ -419,6 +419,7 @@ fleet = group(
         command(Devices, "fleet.devices:devices"),
         device,
         query,
+        command(RunKit, "fleet.farm:run_kit", name="farm"),
         command(Logs, "fleet.logs:logs"),
         audit,
     ),

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.cli.command import NEW_FILE, argument, command, group, json_option, option
+from toolkit.cli.command import (
+    FOLDER,
+    NEW_FILE,
+    NEW_FOLDER,
+    argument,
+    command,
+    group,
+    json_option,
+    option,
+)
 from toolkit.cli.options.fleet import fleet_option, watch_option
 
 
@@ -123,6 +132,26 @@ class Decommission:
 
     device: str = argument("ID")
     folder: Path = fleet_option()
+
+
+@dataclass(frozen=True, slots=True)
+class RunKit:
+    """Have boards of the farm run the selftest of KIT, a folder of a board kit, a job a step.
+
+    Boards of the farm have farm = "yes" in [labels] of agent.toml. Each report is a file of its own
+    in the folder of -o; a job whose board drops out goes to another one.
+
+    Example: tandem fleet farm kit/ -o reports/ --where label.site=lab --fleet fleet/
+    """
+
+    kit: Path = argument(type=FOLDER)
+    output: Path = option("The folder for reports.", "-o", type=NEW_FOLDER, required=True)
+    where: str = option(
+        "What a board must be, beside the kit's profile.", default="", metavar="LIST"
+    )
+    minutes: float = option("Time for one job.", min=0.1, max=60.0, default=20.0)
+    folder: Path = fleet_option()
+    as_json: bool = json_option("Print JSON.")
 
 
 device = group(

@@ -213,7 +213,10 @@ def shards_of_workers(
     )
     text = msgspec.json.encode(job).decode()
     tasks = {place: (text, key, *place) for place, key in missing.items()}
-    for (start, stop), content in workers.run(observe_shard, tasks, alike=True, check=check):
+    results = workers.run(
+        observe_shard, tasks, alike=True, model_bytes=len(sharded.graph), check=check
+    )
+    for (start, stop), content in results:
         write_entry("shards", missing[start, stop], content)
         yield decode_shard(content, "a shard of a worker")
         done += stop - start

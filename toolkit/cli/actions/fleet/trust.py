@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from device.files import replacing
+from device.files import replace_file
 from toolkit.cli.actions.outputs import print_result
 from toolkit.cli.actions.registry import open_registry
 from toolkit.cli.commands.fleet import Init, Publish, Refresh, Rotate, Statement
@@ -88,8 +88,7 @@ def statement(options: Statement) -> None:
         retry=options.retry,
         gates=parse_gates(options.gates),
     )
-    with replacing(options.out) as file:
-        file.write(data)
+    replace_file(options.out, data)
     text = f"wrote {options.out}, {len(data) / 1e3:.1f} kB, for {options.device}"
     print_result({"out": str(options.out), "bytes": len(data)}, text, as_json=options.as_json)
 
