@@ -7,14 +7,17 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+from device.errors import TandemError
 from device.runtime.tensorrt.plans import FORMAT, Comparison, Record
 from device.start.packages import NAMES
+from toolkit.cli.actions.doctor import write_report
 from toolkit.cli.commands.doctor import doctor
 from toolkit.cli.doctor import CHECKS, Result, examine, job_of
 from toolkit.cli.doctor_probes import board_of
@@ -452,3 +455,22 @@ def test_help_shows_examples() -> None:
         check=True,
     ).stdout
     assert "tandem doctor --broker" in shown
+
+
+def test_a_report_has_facts_and_no_names_of_the_user_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_SOME_TOKEN", "s3cret")
+    monkeypatch.setattr("socket.gethostname", lambda: "annas-laptop")
+    found = "plans in /home/anna/plans, broker 10.1.2.3:1883 of anna@example.org at annas-laptop"
+    rows = [Result("plans", "warning", found, (), (), "why", "fix")]
+    write_report(tmp_path / "r.json", "host", rows)
+    text = (tmp_path / "r.json").read_text()
+    assert not any(word in text for word in ("anna", "10.1.2.3", "s3cret", "example.org"))
+    report = json.loads(text)
+    assert report["packages"]["numpy"] == metadata.version("numpy")
+    assert report["settings"].count("TANDEM_SOME_TOKEN") == 1
+    (check,) = report["checks"]
+    assert check["found"].startswith("plans in (path), broker (address) of (mail)")
+    with pytest.raises(TandemError, match=r"r\.json/x cannot be written"):
+        write_report(tmp_path / "r.json" / "x", "host", rows)

@@ -270,7 +270,7 @@ def test_another_build_has_the_same_verdicts(
     program, c_object = tmp_path / "verdicts", tmp_path / "verdicts.o"
     include = f"-I{NATIVE}/include"
     c_compiler = compiler.replace("g++", "gcc")
-    verdicts = ROOT / "tests/data/native_verdicts.c"
+    verdicts = ROOT / "tests/fixtures/native_verdicts.c"
     strict = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
     subprocess.run([c_compiler, *strict, include, "-c", verdicts, "-o", c_object], check=True)
     xxhash = ("-idirafter", "/usr/include") if runner else ()

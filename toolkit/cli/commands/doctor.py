@@ -1,6 +1,7 @@
 """`tandem doctor`: what this machine has for Tandem, and how to fix what it lacks."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import click
@@ -33,6 +34,7 @@ class Doctor:
       tandem doctor                          what this machine lacks for its job
       tandem doctor --job demo               for `tandem demo`
       tandem doctor --broker 10.0.0.2:1883   whether that broker accepts a client
+      tandem doctor --report report.json     what a bug report needs, in one file
     """
 
     broker: tuple[str, int] | None = option(
@@ -41,6 +43,11 @@ class Doctor:
     job: Job | None = option(
         "What the machine is for: builds, running on a board, or the demo.  "
         "[default: board on a Jetson, else host]"
+    )
+    report: Path | None = option(
+        "Also write a file for a bug report: the checks, versions and settings, without names, "
+        "addresses and paths of yours.",
+        metavar="FILE",
     )
     as_json: bool = json_option("Print JSON instead of a table.")
 
