@@ -9,7 +9,7 @@ static_assert(XXH_VERSION_NUMBER >= 800, "XXH3 of older versions gives other che
 
 #include "json.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 constexpr std::size_t kPrefixBytes = 8;
@@ -194,4 +194,4 @@ void check_section(const Container& container, const Entry& entry, std::string_v
            " bytes) has the checksum ", actual, ", written was ", written);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -9,7 +9,7 @@
 #include "driver.hpp"
 #include "executor.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 using cuda::Address;
@@ -353,4 +353,4 @@ std::unique_ptr<Executor> load_cuda(Engine& engine, const Segment& segment, cons
   return std::make_unique<CudaExecutor>(engine, segment, part);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-namespace tandem::cuda {
+namespace tandem::internal::cuda {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
@@ -90,4 +90,4 @@ void Fence::wait() {
   if (recorded_) driver_.check(driver_.wait_event(event_), "cuEventSynchronize");
 }
 
-}  // namespace tandem::cuda
+}  // namespace tandem::internal::cuda

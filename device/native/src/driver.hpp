@@ -5,7 +5,7 @@
 
 #include "text.hpp"
 
-namespace tandem::cuda {
+namespace tandem::internal::cuda {
 
 using Handle = void*;
 using Address = std::uint64_t;
@@ -132,4 +132,4 @@ class Fence {
   bool recorded_ = false;
 };
 
-}  // namespace tandem::cuda
+}  // namespace tandem::internal::cuda

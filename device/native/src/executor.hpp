@@ -7,7 +7,7 @@
 
 #include "engine.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 
 // An array on the host in C order.
 struct View {
@@ -45,4 +45,4 @@ std::unique_ptr<Executor> load_portable(Engine& engine, const Segment& segment, 
                                         const SessionOptions& options);
 std::unique_ptr<Executor> load_cuda(Engine& engine, const Segment& segment, const Cuda& part);
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -14,7 +14,7 @@
 
 #include "executor.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 using Handle = void*;
@@ -331,4 +331,4 @@ std::unique_ptr<Executor> load_portable(Engine& engine, const Segment& segment, 
   return std::make_unique<PortableExecutor>(engine, segment, part, options);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

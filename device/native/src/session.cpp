@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
@@ -285,4 +285,4 @@ void Session::enqueue(const Views& inputs, const Views& targets, const std::vect
   }
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

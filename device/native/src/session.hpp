@@ -9,7 +9,7 @@
 #include "driver.hpp"
 #include "executor.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 
 struct Report {
   std::string segment, processor, implementation, reason;
@@ -52,4 +52,4 @@ class Session {
   std::mutex mutex_;
 };
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -13,15 +13,15 @@ thread_local std::string last_error;
 struct Info {
   std::vector<std::int64_t> shape;
   std::vector<const char*> dims;
-  const tandem::TensorInfo* tensor;
+  const tandem::internal::TensorInfo* tensor;
 };
 
-std::vector<Info> infos_of(const tandem::Engine& engine, const std::vector<std::string>& names) {
+std::vector<Info> infos_of(const tandem::internal::Engine& engine, const std::vector<std::string>& names) {
   std::vector<Info> rows;
   for (const std::string& name : names) {
     Info row{{}, {}, &engine.facts().tensor(name)};
-    for (const tandem::Dim& dim : row.tensor->shape) {
-      const auto* size = std::get_if<tandem::Int>(&dim);
+    for (const tandem::internal::Dim& dim : row.tensor->shape) {
+      const auto* size = std::get_if<tandem::internal::Int>(&dim);
       const auto* dynamic = std::get_if<std::string>(&dim);
       row.shape.push_back(size != nullptr ? static_cast<std::int64_t>(*size) : -1);
       row.dims.push_back(dynamic != nullptr ? dynamic->c_str() : nullptr);
@@ -35,10 +35,10 @@ template <typename Work>
 tandem_status guarded(Work work) {
   try {
     return work();
-  } catch (const tandem::EngineError& error) {
+  } catch (const tandem::internal::EngineError& error) {
     last_error = error.what();
     return TANDEM_ENGINE_ERROR;
-  } catch (const tandem::SessionError& error) {
+  } catch (const tandem::internal::SessionError& error) {
     last_error = error.what();
     return TANDEM_SESSION_ERROR;
   } catch (const std::bad_alloc&) {
@@ -58,20 +58,20 @@ tandem_status bad_argument(const std::string& message) {
   return TANDEM_ARGUMENT_ERROR;
 }
 
-tandem::View view_of(const tandem_tensor& tensor) {
-  if (static_cast<unsigned>(tensor.dtype) >= std::size(tandem::kDtypes))
-    tandem::refuse_session("the array for ", tandem::quoted(tensor.name), " has no dtype");
+tandem::internal::View view_of(const tandem_tensor& tensor) {
+  if (static_cast<unsigned>(tensor.dtype) >= std::size(tandem::internal::kDtypes))
+    tandem::internal::refuse_session("the array for ", tandem::internal::quoted(tensor.name), " has no dtype");
   return {static_cast<int>(tensor.dtype), {tensor.shape, tensor.shape + tensor.rank}, tensor.data};
 }
 
 // The arrays by name. Throws SessionError: one is incomplete, or named twice.
-std::unordered_map<std::string, tandem::View> views_of(const char* title, const tandem_tensor* tensors, size_t count) {
-  std::unordered_map<std::string, tandem::View> views;
+std::unordered_map<std::string, tandem::internal::View> views_of(const char* title, const tandem_tensor* tensors, size_t count) {
+  std::unordered_map<std::string, tandem::internal::View> views;
   for (size_t i = 0; i < count; ++i) {
     if (tensors[i].name == nullptr || (tensors[i].shape == nullptr && tensors[i].rank > 0))
-      tandem::refuse_session(title, " ", i, " has no name or no shape");
+      tandem::internal::refuse_session(title, " ", i, " has no name or no shape");
     if (!views.emplace(tensors[i].name, view_of(tensors[i])).second)
-      tandem::refuse_session(title, " ", tandem::quoted(tensors[i].name), " is given twice");
+      tandem::internal::refuse_session(title, " ", tandem::internal::quoted(tensors[i].name), " is given twice");
   }
   return views;
 }
@@ -79,13 +79,13 @@ std::unordered_map<std::string, tandem::View> views_of(const char* title, const 
 }  // namespace
 
 struct tandem_engine {
-  std::shared_ptr<tandem::Engine> engine;
+  std::shared_ptr<tandem::internal::Engine> engine;
   std::vector<Info> inputs, outputs;
   std::string manifest;
 };
 
 struct tandem_session {
-  std::unique_ptr<tandem::Session> session;
+  std::unique_ptr<tandem::internal::Session> session;
 };
 
 namespace {
@@ -95,7 +95,7 @@ tandem_status info_at(const std::vector<Info>& rows, size_t index, tandem_tensor
     return bad_argument("index " + std::to_string(index) + " of " + std::to_string(rows.size()) + " tensors");
   const Info& row = rows[index];
   *info = {row.tensor->name.c_str(),
-           static_cast<tandem_dtype>(tandem::dtype_named(row.tensor->dtype)),
+           static_cast<tandem_dtype>(tandem::internal::dtype_named(row.tensor->dtype)),
            row.shape.size(),
            row.shape.data(),
            row.dims.data(),
@@ -111,12 +111,12 @@ const char* tandem_version(void) { return "1.0"; }
 const char* tandem_last_error(void) { return last_error.empty() ? "out of memory" : last_error.c_str(); }
 
 const char* tandem_dtype_name(tandem_dtype dtype) {
-  return static_cast<unsigned>(dtype) < std::size(tandem::kDtypes) ? tandem::kDtypes[dtype].name : "unknown";
+  return static_cast<unsigned>(dtype) < std::size(tandem::internal::kDtypes) ? tandem::internal::kDtypes[dtype].name : "unknown";
 }
 
 size_t tandem_dtype_bytes(tandem_dtype dtype) {
-  return static_cast<unsigned>(dtype) < std::size(tandem::kDtypes)
-             ? static_cast<size_t>(tandem::kDtypes[dtype].bytes)
+  return static_cast<unsigned>(dtype) < std::size(tandem::internal::kDtypes)
+             ? static_cast<size_t>(tandem::internal::kDtypes[dtype].bytes)
              : 0;
 }
 
@@ -124,8 +124,8 @@ tandem_status tandem_engine_open(const char* path, tandem_engine** engine) {
   if (path == nullptr || engine == nullptr) return bad_argument("tandem_engine_open needs a path and a place");
   return guarded([&] {
     auto opened = std::make_unique<tandem_engine>();
-    opened->engine = std::make_shared<tandem::Engine>(path);
-    const tandem::Manifest& manifest = opened->engine->manifest();
+    opened->engine = std::make_shared<tandem::internal::Engine>(path);
+    const tandem::internal::Manifest& manifest = opened->engine->manifest();
     opened->inputs = infos_of(*opened->engine, manifest.inputs);
     opened->outputs = infos_of(*opened->engine, manifest.outputs);
     *engine = opened.release();
@@ -173,7 +173,7 @@ tandem_status tandem_engine_dim(const tandem_engine* engine, size_t index, tande
   return guarded([&] {
     if (info == nullptr || index >= tandem_engine_dim_count(engine))
       return bad_argument("there is no dimension " + std::to_string(index));
-    const tandem::DimRange& dim = engine->engine->manifest().dims[index];
+    const tandem::internal::DimRange& dim = engine->engine->manifest().dims[index];
     *info = {dim.name.c_str(), static_cast<int64_t>(dim.min), static_cast<int64_t>(dim.opt),
              static_cast<int64_t>(dim.max), static_cast<int64_t>(dim.step)};
     return TANDEM_OK;
@@ -184,7 +184,7 @@ tandem_status tandem_session_open(tandem_engine* engine, const tandem_session_op
                                   tandem_session** session) {
   if (engine == nullptr || session == nullptr) return bad_argument("tandem_session_open needs an engine and a place");
   return guarded([&] {
-    tandem::SessionOptions chosen;
+    tandem::internal::SessionOptions chosen;
     if (options != nullptr) {
       chosen.profile = options->profile == nullptr ? "" : options->profile;
       chosen.onnxruntime = options->onnxruntime == nullptr ? "" : options->onnxruntime;
@@ -192,7 +192,7 @@ tandem_status tandem_session_open(tandem_engine* engine, const tandem_session_op
       chosen.portable = options->portable != 0;
     }
     auto opened = std::make_unique<tandem_session>();
-    opened->session = std::make_unique<tandem::Session>(engine->engine, chosen);
+    opened->session = std::make_unique<tandem::internal::Session>(engine->engine, chosen);
     *session = opened.release();
     return TANDEM_OK;
   });
@@ -208,7 +208,7 @@ tandem_status tandem_session_report(const tandem_session* session, size_t index,
   return guarded([&] {
     if (report == nullptr || index >= tandem_session_report_count(session))
       return bad_argument("there is no segment " + std::to_string(index));
-    const tandem::Report& row = session->session->reports()[index];
+    const tandem::internal::Report& row = session->session->reports()[index];
     *report = {row.segment.c_str(), row.processor.c_str(), row.implementation.c_str(), row.reason.c_str()};
     return TANDEM_OK;
   });
@@ -228,7 +228,7 @@ tandem_status tandem_session_output(const tandem_session* session, size_t index,
   return guarded([&] {
     if (session == nullptr || output == nullptr || index >= session->session->outputs().size())
       return bad_argument("there is no output " + std::to_string(index) + " of an inference");
-    const tandem::View& view = session->session->outputs()[index];
+    const tandem::internal::View& view = session->session->outputs()[index];
     *output = {session->session->engine().manifest().outputs[index].c_str(), static_cast<tandem_dtype>(view.dtype),
                view.shape.size(), view.shape.data(), view.data};
     return TANDEM_OK;
