@@ -82,7 +82,9 @@ async def _statistics(
 
 
 async def _index(service: Service, head: Head, body: memoryview) -> Answer:
-    ready = bool(_object(body).get("ready", False))
+    ready = _object(body).get("ready", False)
+    if not isinstance(ready, bool):
+        refuse(f"Invalid value for 'ready': expected a boolean, got {ready!r:.100}")
     rows = await service.repository.index()
     return _json([row for row in rows if not ready or row["state"] == "READY"])
 
@@ -214,9 +216,12 @@ def _raw_request(
         )
     port = next(iter(model.inputs.values()))
     shape = [1, *port.shape()] if model.max_batch else port.shape()
+    if shape.count(-1) > 1:
+        refuse(
+            f"a raw binary request was sent; input {port.name!r} has the shape {shape}, of which"
+            " at most one dimension may be -1"
+        )
     if port.datatype == BYTES:
-        if shape.count(-1) == 1:
-            shape[shape.index(-1)] = 1
         if any(size != 1 for size in shape):
             refuse(
                 f"a raw binary request was sent; input {port.name!r} of BYTES has the shape"
