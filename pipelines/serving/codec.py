@@ -179,7 +179,10 @@ def _flatten(name: str, raw: msgspec.Raw, item: type) -> list[Any]:
         while isinstance(values, list) and values and isinstance(values[0], list):
             depth += 1
             if depth > MAX_DEPTH:
-                refuse(f"the data of input {name!r} nests more than {MAX_DEPTH} lists deep")
+                refuse(
+                    f"the data of input {name!r}: JSON nesting depth exceeds maximum allowed limit"
+                    f" ({MAX_DEPTH})"
+                )
             if not all(isinstance(one, list) for one in values):
                 refuse(f"the data of input {name!r} has lists beside values")
             values = list(chain.from_iterable(values))

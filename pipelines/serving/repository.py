@@ -303,8 +303,8 @@ class Repository:
     def _check_control(self) -> None:
         if self.mode != "explicit":
             refuse(
-                f"models are not loaded and unloaded by requests: the model control mode is"
-                f" {self.mode!r}, not 'explicit'",
+                "explicit model load / unload is not allowed if polling is enabled, or if all"
+                f" models are loaded at the start: the mode is {self.mode!r}, not 'explicit'",
                 Status.UNAVAILABLE,
             )
 

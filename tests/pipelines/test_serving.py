@@ -234,23 +234,21 @@ def test_a_length_beside_chunks_does_not_count_and_ends_the_connection(ports: Po
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "data"),
+    ("kind", "shape", "data", "sentence"),
     [
-        (TensorProto.FLOAT, ["batch", "n", "m"], b"\0" * 16),
-        (TensorProto.STRING, ["batch", "n"], b"text"),
+        (TensorProto.FLOAT, ["batch", "n", "m"], b"\0" * 16, "more than one variable-sized"),
+        (TensorProto.STRING, ["batch", "n"], b"text", "must have input shape [1]"),
     ],
 )
 def test_a_raw_body_whose_shape_is_not_known_is_refused(
-    tmp_path: Path, kind: int, shape: list[int | str], data: bytes
+    tmp_path: Path, kind: int, shape: list[int | str], data: bytes, sentence: str
 ) -> None:
     identity(tmp_path, "same", kind, shape)
     with served(tmp_path) as ports:
         code, answer = body(
             ports.http, "/v2/models/same/infer", data, Inference_Header_Content_Length="0"
         )
-    assert (code, "input 'INPUT0'" in answer["error"], "[1, -1" in answer["error"]) == (
-        400, True, True,
-    ), answer  # fmt: skip
+    assert (code, sentence in answer["error"]) == (400, True), answer
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
@@ -282,7 +280,7 @@ OTHER = {**ROW, "name": "INPUT1"}
         (b"{", 400, "failed to parse the request JSON"),
         (b"[" * 5000, 400, "failed to parse"),
         (b'{"inputs": 3}', 400, "inputs"),
-        (infer_body(inputs=[ROW]), 400, "expected 2 inputs but got 1"),
+        (infer_body(inputs=[ROW]), 400, "but missing required input(s) ['INPUT1']"),
         (infer_body(inputs=[ROW, ROW, OTHER]), 400, "'INPUT0' of model 'simple' is given more"),
         (infer_body(inputs=[{**ROW, "name": "X"}, OTHER]), 400, "unexpected inference input 'X'"),
         (infer_body(inputs=[{**ROW, "datatype": "FP99"}, OTHER]), 400, "FP99"),
@@ -294,14 +292,14 @@ OTHER = {**ROW, "name": "INPUT1"}
         (infer_body(inputs=[{**ROW, "data": [2**31] * 16}, OTHER]), 400, "INT32 takes -2147483648"),
         (infer_body(inputs=[{**ROW, "data": [1.5] * 16}, OTHER]), 400, "Expected `int`"),
         (infer_body(inputs=[{**ROW, "data": [[1], 2]}, OTHER]), 400, "lists beside values"),
-        (infer_body(inputs=[{**ROW, "data": nested(101)}, OTHER]), 400, "more than 100 lists deep"),
+        (infer_body(inputs=[{**ROW, "data": nested(101)}, OTHER]), 400, "allowed limit (100)"),
         (
             infer_body(inputs=[{**ROW, "parameters": {"binary_data_size": 64}}, OTHER]),
             400,
             "both `data` and `binary_data_size`",
         ),
         (infer_body(outputs=[{"name": "Y"}]), 400, "unexpected inference output 'Y'"),
-        (infer_body(outputs=[{"name": "OUTPUT0"}] * 2), 400, "requested more than once"),
+        (infer_body(outputs=[{"name": "OUTPUT0"}] * 2), 400, "already exists in request"),
         (infer_body(parameters={"priority": -1}), 400, "'priority'"),
     ],
 )
