@@ -239,7 +239,7 @@ def _notes(points: Sequence[Point], fronts: Mapping[str, Frontend]) -> tuple[str
     if refused:
         notes.append(
             f"a build refuses {' and '.join(refused)}: a loss is beyond its limit; "
-            "--accept-loss takes it"
+            "`tandem build --accept-loss` takes it"
         )
     if half is not None:
         notes += [row for row in _measured(fronts)[1].remarks if "the largest of FP16" in row]
