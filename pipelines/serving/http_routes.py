@@ -144,7 +144,7 @@ async def _trace(service: Service, head: Head, body: memoryview, model: str = ""
     changes = {}
     for name, value in _object(body).items():
         values = value if isinstance(value, list) else [value]
-        changes[name] = None if value is None else tuple(map(str, values))
+        changes[name] = None if value is None else tuple(map(str, values)) or None
     rows = service.trace_settings(model, changes)
     return _json({
         name: list(values) if name == "trace_level" else values[0] for name, values in rows.items()

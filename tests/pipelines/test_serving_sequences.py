@@ -168,10 +168,7 @@ def test_a_stream_of_sequences_keeps_their_order(ports: Ports) -> None:
         assert sums == [100 * int(ident) + total for total in (0, 1, 3, 6, 10, 15)]
 
 
-def test_sequences_of_many_clients_share_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipelines.serving.model.SHORT_NS", 0)  # each in the thread of its instance
+def test_sequences_of_many_clients_share_batches(tmp_path: Path) -> None:
     accumulator(tmp_path, "sums", f"oldest {{ preferred_batch_size: 8 }} {CONTROLS} {STATE % ''}")
 
     async def run() -> QueuedModel:
