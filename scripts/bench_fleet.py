@@ -3,6 +3,7 @@
     python -m scripts.bench_fleet                all rows, about a minute
     python -m scripts.bench_fleet --scale 0.01   a hundredth of the devices, to see that it works
     python -m scripts.bench_fleet --row rollout --json
+    python -m scripts.bench_fleet --row shared --store postgresql://user@host/empty
 
 Each row prints its goal, the anchor and what was measured here. Devices, broker and server share
 the machine. Exit status 1: a row missed its goal.
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -67,9 +69,10 @@ from toolkit.fleet.brokers.mosquitto import BrokerFiles, write_mosquitto
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.fleet_folder import load_fleet
-from toolkit.fleet.folder import make_fleet
+from toolkit.fleet.folder import SETTINGS, make_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.server import operations, views
+from toolkit.fleet.store.lease import read_leases
 from toolkit.fleet.trust.certificates import init_identity, issue_device
 from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
 from toolkit.fleet.trust.publish import publish_bundle
@@ -193,10 +196,16 @@ class SignedFleet:
 
 
 @contextlib.contextmanager
-def signed_fleet(folder: Path, devices: Sequence[str], bundle_bytes: int) -> Iterator[SignedFleet]:
-    """Run broker and server of a new fleet with mutual TLS and a published release."""
+def signed_fleet(
+    folder: Path, devices: Sequence[str], bundle_bytes: int, store: str = ""
+) -> Iterator[SignedFleet]:
+    """Run broker and server of a new fleet with mutual TLS and a published release. `store`: a URL,
+    empty: SQLite."""
     fleet, port = folder / "fleet", free_port()
     make_fleet(fleet, name="bench", broker=f"127.0.0.1:{port}")
+    if store:
+        settings = (fleet / SETTINGS).read_text()
+        (fleet / SETTINGS).write_text(settings.replace("sqlite:///fleet.db", store))
     repository, authority = FleetRepository(fleet), Authority(fleet / "identity")
     bundle, release = make_bundle(folder, bundle_bytes)
     target = publish_bundle(repository, bundle).target
@@ -314,10 +323,15 @@ async def desired_to_reported(count: int, port: int, folder: Path) -> Measured:
     return Measured(seconds, f"connected in {connected_s:.2f} s")
 
 
-async def rollout(count: int, _port: int, folder: Path) -> Measured:
+async def rollout(
+    count: int, _port: int, folder: Path, store: str = "", servers: int = 1
+) -> Measured:
     """Roll a release out with `tandem fleet serve`, from its start to its end in the store: each
-    document and each report is signed, each connection has mutual TLS."""
-    with signed_fleet(folder, names(count), 1000) as fleet:
+    document and each report is signed, each connection has mutual TLS. Of several servers the first
+    is killed (-9) when a quarter of the devices is live."""
+    with signed_fleet(folder, names(count), 1000, store) as fleet, contextlib.ExitStack() as stack:
+        pids = [fleet.server_pid]
+        pids += [stack.enter_context(serving(fleet.folder, folder)) for _ in range(servers - 1)]
         signers = {name: ReportSigner(fleet.tls / f"{name}.key") for name in names(count)}
 
         def report(client: Client, document: bytes) -> None:
@@ -341,23 +355,39 @@ async def rollout(count: int, _port: int, folder: Path) -> Measured:
         database = load_fleet(fleet.folder).open_store()
         spec = v.RolloutSpec(key="bench", release=fleet.release, groups=("10%", "rest"))
         until_s = time.monotonic() + WAIT_S
+        while len(read_leases(database)) < servers:
+            await _pause(until_s, "not all servers have a lease")
         known = "SELECT count(*) FROM devices WHERE reported = 1"
         while database.rows(known)[0][0] < count:
             await _pause(until_s, "not all devices are known to the server")
         plan = operations.make_plan(database, spec)
-        begun_s, used_s = time.perf_counter(), cpu_s(fleet.server_pid)
+        begun_s, before = time.perf_counter(), [cpu_s(pid) for pid in pids]
         number = operations.start_rollout(database, spec, plan, fleet.bundle, "bench")
         until_s = time.monotonic() + WAIT_S
+        live = "SELECT count(*) FROM devices WHERE phase = 'live'"
+        while servers > 1 and database.rows(live)[0][0] < count / 4:
+            await _pause(until_s, f"{views.rollout_views(database, [number])}")
+        used_s = 0.0
+        if servers > 1:
+            used_s = cpu_s(pids[0]) - before[0]
+            os.kill(pids[0], signal.SIGKILL)
+            os.waitpid(pids[0], 0)
+            pids, before = pids[1:], before[1:]
         while database.rows("SELECT status FROM rollouts")[0][0] != "finished":
             await _pause(until_s, f"{views.rollout_views(database, [number])}")
         seconds = time.perf_counter() - begun_s
-        server_ms = (cpu_s(fleet.server_pid) - used_s) / count * 1000.0
+        used_s += sum(cpu_s(pid) - known_s for pid, known_s in zip(pids, before, strict=True))
         database.close()
         for device in devices:
             device.close()
     return Measured(
-        seconds, f"two groups; for each {server_ms:.2f} ms of a core in the server and its store"
+        seconds, f"two groups; for each {used_s / count * 1000.0:.2f} ms of a core in all servers"
     )
+
+
+async def shared(count: int, port: int, folder: Path, store: str) -> Measured:
+    """The same by two servers on a store in PostgreSQL, of which one is killed."""
+    return await rollout(count, port, folder, store, 2)
 
 
 async def _pause(until_s: float, what: str) -> None:
@@ -660,6 +690,7 @@ ROWS: tuple[Row, ...] = (
         desired_to_reported),
     Row("rollout", "a rollout of `tandem fleet serve`, signed, mutual TLS", 2000, None,
         "AWS Jobs: 1000 a minute", PLAIN, rollout),
+    Row("shared", "the same, two servers, one is killed; --store", 2000, None, "-", PLAIN, shared),
     Row("download", "1 MiB each from the server, mutual TLS", 1000, 5.0, "2.3 s without TLS",
         PLAIN, download),
     Row("reconnect", "all connect again at once, mutual TLS", 2000, 2.5, "-", PLAIN, reconnect),
@@ -667,14 +698,15 @@ ROWS: tuple[Row, ...] = (
 )  # fmt: skip
 
 
-def measure(row: Row, scale: float) -> Result:
-    """Run one row on a broker of its own."""
+def measure(row: Row, scale: float, store: str = "") -> Result:
+    """Run one row on a broker of its own; `store`: an empty one in PostgreSQL, for `shared`."""
+    run = partial(shared, store=store) if row.run is shared else row.run
     count = max(2, round(row.devices * scale))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         persistence = row.broker.format(folder=folder)
         with mosquitto(folder, persistence) as (port, pid):
-            measured = asyncio.run(row.run(count, port, folder))
+            measured = asyncio.run(run(count, port, folder))
             broker_mb = _peak_mb(pid)
     passed = row.goal_s is None or measured.seconds <= row.goal_s
     return Result(
@@ -705,14 +737,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scale", type=float, default=1.0, help="times the devices of each row")
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS])
+    parser.add_argument("--store", default="", help="URL of an empty PostgreSQL, for --row shared")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each row")
     options = parser.parse_args(arguments)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     passed = True
     for row in ROWS:
-        if options.row is None or row.name in options.row:
-            result = measure(row, options.scale)
+        is_asked = (
+            row.name in options.row if options.row else row.run is not shared or options.store
+        )
+        if is_asked:
+            result = measure(row, options.scale, options.store)
             passed &= result.passed
             print(json.dumps(asdict(result)) if options.json else text(result), flush=True)
     return 0 if passed else 1

@@ -2,6 +2,7 @@
 
     python -m scripts.bench_scale calibrate [--samples 2000] [--workers 4] [--kill 2]
     python -m scripts.bench_scale builds [--models 3] [--profiles orin-nano-8gb orin-nx-16gb]
+    python -m scripts.bench_scale storm [--clients 100000] [--handshake-ms 1.5]
     python -m scripts.bench_scale farm [--boards 50] [--tactics 220] [--die 5] [--lie 2]
 
 calibrate: a random network over random arrays, by one process and by Dask workers (a process each).
@@ -14,12 +15,18 @@ builds: `tandem build` for each engine, then `tandem build-all`, which is killed
 and started again, a second run, and whether engines are the same bytes. Each side has a cache of
 its own, which is empty at first, and the plain loop has TANDEM_REBUILD set.
 
+storm: agents whose broker comes back after an outage, simulated with their own pauses. The broker
+has one core, and takes what came first first: half of `--handshake-ms` for its answer to a client,
+half for the client's answer, and a little for one that has given up. `python -m scripts.bench_fleet
+--row reconnect` measures the figure.
+
 farm: simulated boards (scripts/farm_boards.py) time tactics over a real mosquitto, with signed
 commands and leases in a real store; some die, some lie by 3. Prints whether every time is the true
 one of a board within the error that the table states, and how many messages that took.
 """
 
 import argparse
+import heapq
 import json
 import os
 import random
@@ -31,6 +38,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -39,11 +47,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from device.protocol.mqtt import BACKOFF_S, pause_s
+from device.protocol.mqtt_connection import CONNECT_TIMEOUT_S
 from scripts.farm_boards import PROFILE, FarmBoard, farm_fleet, mosquitto, simulated, works
 from toolkit.fleet.farm.run import Run, boards_for
 from toolkit.fleet.farm.values import Rules
 
 TANDEM = (sys.executable, "-m", "toolkit.cli")
+GONE_S = 50e-6  # to close a connection whose client has gone
+ROUND_TRIP_S = 0.05
 SIZE, CHANNELS = 32, 24
 DASK = "distributed.cli.dask_"
 
@@ -63,6 +75,10 @@ def main(words: Sequence[str] | None = None) -> int:
     two.add_argument("--samples", type=int, default=64)
     two.add_argument("--profiles", nargs="+", default=["orin-nano-8gb", "orin-nx-16gb"])
     two.add_argument("--precisions", nargs="+", default=["fp16", "int8"])
+    four = commands.add_parser("storm")
+    four.add_argument("--clients", type=int, default=100_000)
+    four.add_argument("--handshake-ms", type=float, default=1.5)
+    four.add_argument("--outage-s", type=float, default=600.0)
     three = commands.add_parser("farm")
     three.add_argument("--boards", type=int, default=50)
     three.add_argument("--tactics", type=int, default=220)
@@ -71,6 +87,9 @@ def main(words: Sequence[str] | None = None) -> int:
     three.add_argument("--lie", type=int, default=2)
     three.add_argument("--lease-s", type=float, default=10.0)
     options = parser.parse_args(words)
+    if options.what == "storm":
+        print(json.dumps(storm(options.clients, options.handshake_ms / 1000, options.outage_s)))
+        return 0
     with tempfile.TemporaryDirectory(prefix="tandem-scale-") as name:
         measure = {"calibrate": calibrate, "builds": builds, "farm": farm}[options.what]
         figures = measure(Path(name), options)
@@ -196,6 +215,46 @@ def builds(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         "engines_when_killed": first[0],
         "second_cpu_s": round(second, 2),
         "second_to_first": round(second / (first[1] + all_of_them), 4),
+    }
+
+
+def storm(clients: int, handshake_s: float, outage_s: float, seed: int = 1) -> dict[str, object]:
+    """Return when how many clients are back after an outage, in seconds from its end."""
+    chance = random.Random(seed)
+    last = len(BACKOFF_S) if outage_s >= sum(BACKOFF_S) else 1
+    wait_s = pause_s(last, 0, 1.0)
+    # (when, client, timed-out handshakes before, whether it is its second half, when it gives up)
+    coming = [(chance.uniform(0.0, wait_s), n, 0, False, 0.0) for n in range(clients)]
+    heapq.heapify(coming)
+    queue: deque[tuple[float, int, int, bool, float]] = deque()
+    now_s = busy_s = wasted_s = 0.0
+    back: list[float] = []
+    while coming or queue:
+        if not queue:
+            now_s = max(now_s, coming[0][0])
+        while coming and coming[0][0] <= now_s:
+            came_s, client, crowded, is_second, until_s = heapq.heappop(coming)
+            queue.append(
+                (came_s, client, crowded, is_second, until_s or came_s + CONNECT_TIMEOUT_S)
+            )
+        _came_s, client, crowded, is_second, until_s = queue.popleft()
+        if now_s > until_s:
+            now_s += GONE_S
+            wasted_s += handshake_s / 2 if is_second else GONE_S
+            again_s = until_s + pause_s(0, crowded + 1, chance.random())
+            heapq.heappush(coming, (max(now_s, again_s), client, crowded + 1, False, 0.0))
+            continue
+        now_s, busy_s = now_s + handshake_s / 2, busy_s + handshake_s / 2
+        if is_second:
+            back.append(now_s)
+        else:
+            heapq.heappush(coming, (now_s + ROUND_TRIP_S, client, crowded, True, until_s))
+    return {
+        "clients": clients,
+        "half_s": round(back[len(back) // 2], 1),
+        "all_s": round(back[-1], 1),
+        "at_best_s": round(clients * handshake_s, 1),
+        "wasted_s": round(wasted_s, 1),
     }
 
 

@@ -44,7 +44,18 @@ __all__ = [
 
 LOG = logging.getLogger(__name__)
 BACKOFF_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
+# After handshakes that a broker did not finish: it has more to do than it can, and each costs it
+# time in vain. So 100,000 devices come back to one core within five minutes (docs/fleet_scale.md).
+CROWDED_S = (60.0, 200.0)
 STEADY_S = 10.0  # a connection that lasts so long resets the back-off
+
+
+def pause_s(failures: int, crowded: int, chance: float) -> float:
+    """Return how long to wait before the next attempt, after so many failures in a row, the last
+    `crowded` of them handshakes that took too long; `chance`: from 0 to 1, spreads clients."""
+    if crowded:
+        return CROWDED_S[min(crowded, len(CROWDED_S)) - 1] * chance
+    return BACKOFF_S[min(failures, len(BACKOFF_S) - 1)] * (0.5 + 0.5 * chance)
 
 
 class Link:
@@ -65,6 +76,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="mqtt-link", daemon=True)
         self._current: Connection | None = None
         self._session = 0
+        self._timed_out = False  # the last handshake
         self._left_out = LeftOut([topic for topic, _qos in settings.subscriptions])
 
     @property
@@ -109,11 +121,11 @@ class Link:
         self._thread.join(CLOSE_WAIT_S)
 
     def _run(self) -> None:
-        failures = 0
+        failures = crowded = 0
         while not self._stopping.is_set():
             # Rises from process to process too, as long as the clock does not jump back.
             self._session = max(self._session + 1, time.time_ns() // 1_000_000)
-            begun_s = time.monotonic()
+            begun_s, self._timed_out = time.monotonic(), False
             was_up, reason = self._hold()
             if self._stopping.is_set():
                 return
@@ -121,8 +133,8 @@ class Link:
             steady = was_up and time.monotonic() - begun_s >= STEADY_S
             failures = 0 if steady else failures + 1
             self._put(LinkDown(reason))
-            pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-            self._stopping.wait(pause_s * random.uniform(0.5, 1.0))
+            crowded = crowded + 1 if self._timed_out else 0
+            self._stopping.wait(pause_s(failures, crowded, random.random()))
 
     def _hold(self) -> tuple[bool, str]:
         """Connect and stay connected; returns whether the broker accepted and why it ended."""
@@ -141,6 +153,7 @@ class Link:
         except BrokerError as error:
             return False, str(error)
         except OSError as error:
+            self._timed_out = "handshake operation timed out" in str(error)  # of TLS, by `ssl`
             return False, f"cannot reach {where}: {explain(error, settings.tls)}"
         except ValueError as error:
             return False, f"cannot reach {where}: {error}"

@@ -56,6 +56,7 @@ class ServeOptions:
     client_ca: Path | None = None
     token_file: Path | None = None
     otlp: str | None = None
+    name: str = "tandem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ async def serving(
         )
         spans = stack.enter_context(Spans(options.otlp)) if options.otlp else None
         service = Service(
-            repository, regions, token=token, spans=spans,
+            repository, regions, token=token, spans=spans, name=options.name,
             max_request_bytes=options.max_request_mb * MIB,
             max_in_flight_bytes=max(options.max_in_flight_mb, options.max_request_mb) * MIB,
         )  # fmt: skip

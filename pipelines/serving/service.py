@@ -56,12 +56,14 @@ class Service:
     def __init__(
         self, repository: Repository, regions: SystemRegions, *, token: str = "",
         max_request_bytes: int, max_in_flight_bytes: int, spans: Spans | None = None,
+        name: str = "tandem",
     ) -> None:  # fmt: skip
         self.repository = repository
         self.regions = regions
         self.ready = False
         self.max_request_bytes = max_request_bytes
         self._spans = spans
+        self._name = name
         self._token = token
         self._max_in_flight_bytes = max_in_flight_bytes
         self._in_flight_bytes = 0
@@ -112,7 +114,7 @@ class Service:
     def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions."""
         return {
-            "name": "tandem", "version": installed("tandem-edge"), "extensions": list(EXTENSIONS),
+            "name": self._name, "version": installed("tandem-edge"), "extensions": list(EXTENSIONS),
         }  # fmt: skip
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:

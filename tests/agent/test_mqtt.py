@@ -16,7 +16,7 @@ import pytest
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher
 from paho.mqtt import publish
 
-from device.protocol import left_out, mqtt
+from device.protocol import left_out, mqtt, mqtt_connection
 from device.protocol.left_out import AGAIN_S, STEADY_S, LeftOut
 from device.protocol.mqtt import (
     Link,
@@ -25,11 +25,14 @@ from device.protocol.mqtt import (
     LinkSettings,
     LinkUp,
     Message,
+    pause_s,
     queue_putter,
 )
 from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES
 from device.protocol.mqtt_connection import CLOSE_WAIT_S, MAX_UNSENT
+from device.protocol.tls import TlsFiles
 from device.protocol.topics import Topics
+from toolkit.fleet.trust.certificates import init_identity
 
 PATIENCE_S = 2.0  # for a loaded machine
 
@@ -138,6 +141,29 @@ def test_a_retained_giant_ends_the_connection_before_it_is_read(broker: Mosquitt
     assert f"sent a packet of {GIANT_BYTES + 7} bytes, the limit is" in event.reason
     assert "clear the retained message on the topic 't/1'" in event.reason
     assert grown_kib < 16 * 1024
+
+
+def test_a_broker_that_does_not_finish_handshakes_is_left_alone_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has more to do than it can: its port is open, and nothing answers there."""
+    monkeypatch.setattr(mqtt_connection, "CONNECT_TIMEOUT_S", 0.05)
+    asked: queue.Queue[tuple[int, int]] = queue.Queue()
+    monkeypatch.setattr(
+        mqtt, "pause_s", lambda failures, crowded, _chance: asked.put((failures, crowded)) or 0.0
+    )
+    authority = init_identity(tmp_path / "identity", fleet="f", hosts=("127.0.0.1",))
+    tls = TlsFiles(authority.folder / "ca.crt")
+    with socket.create_server(("127.0.0.1", 0)) as full:
+        settings = LinkSettings("127.0.0.1", full.getsockname()[1], "link", (), "3.1.1", tls=tls)
+        link = Link(settings, lambda _event: None)
+        link.start()
+        assert [asked.get(timeout=WAIT_S) for _ in range(3)] == [(1, 1), (2, 2), (3, 3)]
+        full.close()
+        while asked.get(timeout=WAIT_S)[1]:  # refused: that costs a broker nothing
+            pass
+        link.close()
+    assert 0.0 <= pause_s(9, 1, 0.0) < pause_s(9, 1, 1.0) < pause_s(9, 2, 1.0) == pause_s(9, 9, 1.0)
 
 
 def publish_retained(port: int, topic: str, payload: bytes) -> None:

@@ -615,11 +615,18 @@ def test_a_store_of_version_3_is_told_who_takes_unsigned_releases(url: str, tmp_
         devices.save_devices(store, [device_row("d0", report()), device_row("d1", signed)])
         store.run("ALTER TABLE devices DROP COLUMN dev")
         store.run("DROP INDEX desired_expires")
+        store.run("DROP TABLE board_leases")
         store.run("UPDATE settings SET value = 3 WHERE name = 'schema'")
     store.close()
     store = open_database(url, tmp_path)
     assert store.rows("SELECT id, dev FROM devices ORDER BY id") == [("d0", 1), ("d1", 0)]
     assert rollouts.first_expiry(store) == float("inf")
+    with store.write():
+        store.run("DROP TABLE board_leases")
+        store.run("UPDATE settings SET value = 4 WHERE name = 'schema'")
+    store.close()
+    store = open_database(url, tmp_path)
+    assert store.rows("SELECT board FROM board_leases") == []
     store.close()
 
 

@@ -277,7 +277,7 @@ def test_a_store_of_another_tandem_is_refused(tmp_path: Path) -> None:
     open_database("sqlite:///fleet.db", tmp_path).close()
     with sqlite3.connect(tmp_path / "fleet.db") as other:
         other.execute("UPDATE settings SET value = 99 WHERE name = 'schema'")
-    with pytest.raises(RolloutError, match="has the schema 99, this Tandem reads 4"):
+    with pytest.raises(RolloutError, match="has the schema 99, this Tandem reads 5"):
         open_database("sqlite:///fleet.db", tmp_path)
 
 

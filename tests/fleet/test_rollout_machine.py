@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from device.protocol.documents import BlobSpec, InstallPolicy, Measured, ReleaseSpec
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import parse_gates
-from toolkit.fleet.rollout.machine import DEVICE_STEPS, STATUS_STEPS, accepts, replay, step
+from toolkit.fleet.rollout.machine import DEVICE_STEPS, STATUS_STEPS, accepts, due_s, replay, step
 from toolkit.fleet.rollout.rates import parse_rate
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 
@@ -487,6 +487,11 @@ def test_ticks_that_changed_nothing_may_be_left_out(
         if before != after or not isinstance(event, v.Tick)
     ]
     assert replay(spec, kept) == states[-1]
+    for event, before, after in zip(events, states, states[1:], strict=False):
+        if isinstance(event, v.Tick) and before == after:  # until it is due nothing happens
+            until_s = min(due_s(spec, after), event.at_s + 1e6)
+            early = v.Tick(at_s=event.at_s + 0.999 * max(0.0, until_s - event.at_s))
+            assert step(spec, after, [early]) == (after, ())
 
 
 @PROPERTY

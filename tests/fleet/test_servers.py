@@ -1,15 +1,18 @@
 """Several servers share a fleet: who has which device, and what holds when they come and go."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_server_fixtures import device_row, release, report, write_fleet
+from fleet_server_fixtures import device_row, release, report, wait_until, write_fleet
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mqtt_fixtures import Mosquitto
+from postgresql_fixtures import postgresql
 
 from device.protocol.documents import Desired, Reported, StateDocument, encode
 from device.protocol.mqtt import LinkUp, Message
@@ -220,3 +223,20 @@ def test_a_server_whose_lease_may_have_ended_sends_nothing(store: Database, tmp_
     server._sends_until_s = float("inf")  # it was renewed
     server._round(control, link)
     assert link.topics == [Topics("d0").desired]
+
+
+def test_a_server_that_was_put_out_takes_a_new_lease(tmp_path: Path) -> None:
+    """It stood still for longer than its lease, and the others ended that."""
+    with postgresql() as url, closing(Mosquitto(tmp_path)) as broker:
+        fleet = load_fleet(write_fleet(tmp_path / "fleet", broker.port, url))
+        stopped, server = threading.Event(), FleetServer(fleet, services=())
+        thread = threading.Thread(target=server.serve, args=(stopped,))
+        thread.start()
+        with closing(fleet.open_store()) as database:
+            wait_until(lambda: bool(lease.read_leases(database)), lambda: "no lease")
+            with database.write():
+                assert database.run("DELETE FROM lease") == 1
+            wait_until(lambda: bool(lease.read_leases(database)), lambda: "no new lease")
+            stopped.set()
+            thread.join()
+            assert lease.read_leases(database) == []

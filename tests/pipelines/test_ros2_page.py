@@ -60,9 +60,9 @@ def test_the_page_alone_gives_a_robot_what_it_says(folder):
             robot.declare_subscriber(f"0/diagnostics/{dds_type(DIAGNOSTICS)}/*", health.append)
             running = start(folder)
             try:
-                wait_for(lambda: echoed and health, 2 * PATIENCE_S, "detections and health")
+                wait_for(lambda: echoed and health, 6 * PATIENCE_S, "detections and health")
             finally:
-                output, _ = running.communicate(timeout=2 * PATIENCE_S)
+                output, _ = running.communicate(timeout=6 * PATIENCE_S)
     assert running.returncode == 0, output
     parts = [token.split("/") for token in tokens]
     topics = {
@@ -81,7 +81,7 @@ def test_the_sink_for_dds_takes_the_place_of_the_first(folder):
     head, _, _ = PIPELINE.partition("[[sinks]]")
     (folder / "yard.toml").write_text(head + DDS.replace('"dds"', '"dds"\ndomain = 92'))
     running = start(folder)
-    output, _ = running.communicate(timeout=4 * PATIENCE_S)
+    output, _ = running.communicate(timeout=6 * PATIENCE_S)
     assert running.returncode == 0, output
     assert "100 frames" in output
 

@@ -207,9 +207,10 @@ def test_spans_go_to_a_collector_below_those_of_the_client(tmp_path: Path) -> No
         threading.Thread(target=collector.serve_forever).start()
         url = f"http://127.0.0.1:{collector.server_address[1]}"
         with (
-            served(write_repository(tmp_path), otlp=url) as ports,
+            served(write_repository(tmp_path), otlp=url, name="triton") as ports,
             triton_http.InferenceServerClient(f"127.0.0.1:{ports.http}") as client,
         ):
+            assert client.get_server_metadata()["name"] == "triton"
             client.infer("simple", pair(triton_http), headers={"traceparent": TRACE})
             with pytest.raises(InferenceServerException):
                 client.infer("none", pair(triton_http))

@@ -16,6 +16,7 @@ from device.engine.preprocessing import Preprocessing
 from device.engine.purposes import entries_read
 from device.protocol.messages import ChildMessage, Ready
 from device.update.bundle import ENGINE, LABELS, PIPELINE, write_bundle
+from scripts.public_api import FILE, public_api
 from toolkit.graph.max_memory import max_memory_bytes
 
 MODELS = configs.ROOT / "models"
@@ -178,3 +179,10 @@ def test_a_pipeline_stops_when_told(bundle: Path) -> None:
     pictures = str(configs.ROOT / "scenes" / "heldout")
     assert tandem.run_pipeline(bundle, source=pictures, on_result=end, stop=stop) == len(seen)
     assert len(seen) < 10
+
+
+def test_the_promised_names_and_parameters_are_those_of_the_golden_text() -> None:
+    promised, actual = FILE.read_text().splitlines(), public_api().splitlines()
+    lost = sorted(set(promised) - set(actual))
+    assert not lost, f"users' programs break without these (docs/compatibility.md): {lost}"
+    assert promised == actual, "names are new: run `python -m scripts.public_api --write`"

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from postgresql_fixtures import postgresql
 
 from scripts import bench_fleet
 
@@ -15,6 +16,15 @@ def test_a_row_measures_light_devices(name: str, capsys: pytest.CaptureFixture[s
     assert (result["name"], result["devices"]) == (name, 4)
     assert result["ours_s"] > 0.0
     assert "broker" in result["note"]
+
+
+@pytest.mark.slow
+def test_a_rollout_goes_on_when_one_of_two_servers_is_killed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with postgresql() as url:
+        bench_fleet.main(["--row", "shared", "--store", url, "--scale", "0.004", "--json"])
+    assert "in all servers" in json.loads(capsys.readouterr().out)["note"]
 
 
 def test_lengths_of_packets_are_those_of_mqtt() -> None:

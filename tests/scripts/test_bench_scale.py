@@ -1,13 +1,14 @@
 """The benchmark of work on several machines measures what it says."""
 
 import json
+from typing import Any
 
 import pytest
 
 from scripts import bench_scale
 
 
-def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, float]:
+def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert bench_scale.main(words) == 0
     return dict(json.loads(capsys.readouterr().out))
 
@@ -19,7 +20,23 @@ def test_a_matrix_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < found["second_to_first"] < 1
 
 
+def test_agents_that_all_come_back_at_once_are_there_within_five_minutes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """2,000 clients and a broker that is fifty times slower, for 100,000 and one core."""
+    found = figures(capsys, "storm", "--clients", "2000", "--handshake-ms", "75")
+    assert 150.0 <= found["all_s"] <= 300.0
+
+
 @pytest.mark.slow
 def test_a_calibration_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     found = figures(capsys, "calibrate", "--samples", "600", "--workers", "2", "--kill", "1")
     assert found["killed"] == 1
+
+
+def test_a_farm_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--boards", "6", "--tactics", "10", "--die", "0", "--lie", "1", "--lease-s", "600")
+    found = figures(capsys, "farm", *words)
+    assert (found["tactics"], found["dead"], len(found["liars"])) == (10, [], 1)
+    assert found["worst_error"] <= found["stated_error"] < 0.25
+    assert found["messages"] >= 4 * found["jobs"]

@@ -2,6 +2,7 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+static_assert(XXH_VERSION_NUMBER >= 800, "XXH3 of older versions gives other checksums");
 
 #include <algorithm>
 #include <cstdio>

@@ -35,7 +35,8 @@ class Executor {
 
   // -- on the GPU: borders are the inputs, then the outputs; another executor throws SessionError ----
   virtual std::uint64_t address(std::size_t border) const;
-  virtual std::size_t bytes(std::size_t border, const std::vector<Int>& point) const;
+  // Checks the sizes first.
+  virtual std::vector<std::int64_t> shape(std::size_t border, const std::vector<Int>& point);
   virtual void enqueue(const std::vector<Int>& point, void* stream);
 };
 

@@ -42,11 +42,14 @@ tandem_status guarded(Work work) {
     last_error = error.what();
     return TANDEM_SESSION_ERROR;
   } catch (const std::bad_alloc&) {
-    last_error = "there is no memory";
+    last_error.clear();  // a longer text might need memory
     return TANDEM_MEMORY_ERROR;
   } catch (const std::length_error&) {
-    last_error = "there is no memory";
+    last_error.clear();
     return TANDEM_MEMORY_ERROR;
+  } catch (...) {
+    last_error.clear();
+    return TANDEM_INTERNAL_ERROR;
   }
 }
 
@@ -56,6 +59,8 @@ tandem_status bad_argument(const std::string& message) {
 }
 
 tandem::View view_of(const tandem_tensor& tensor) {
+  if (static_cast<unsigned>(tensor.dtype) >= std::size(tandem::kDtypes))
+    tandem::refuse_session("the array for ", tandem::quoted(tensor.name), " has no dtype");
   return {static_cast<int>(tensor.dtype), {tensor.shape, tensor.shape + tensor.rank}, tensor.data};
 }
 
@@ -81,7 +86,6 @@ struct tandem_engine {
 
 struct tandem_session {
   std::unique_ptr<tandem::Session> session;
-  std::unordered_map<std::string, tandem::View> results;  // of the last inference: their shapes
 };
 
 namespace {
@@ -104,7 +108,7 @@ tandem_status info_at(const std::vector<Info>& rows, size_t index, tandem_tensor
 extern "C" {
 
 const char* tandem_version(void) { return "1.0"; }
-const char* tandem_last_error(void) { return last_error.c_str(); }
+const char* tandem_last_error(void) { return last_error.empty() ? "out of memory" : last_error.c_str(); }
 
 const char* tandem_dtype_name(tandem_dtype dtype) {
   return static_cast<unsigned>(dtype) < std::size(tandem::kDtypes) ? tandem::kDtypes[dtype].name : "unknown";
@@ -139,31 +143,41 @@ tandem_status tandem_engine_verify(tandem_engine* engine) {
   });
 }
 
-const char* tandem_engine_profile(const tandem_engine* engine) { return engine->engine->manifest().profile.c_str(); }
-const char* tandem_engine_precision(const tandem_engine* engine) {
-  return engine->engine->manifest().precision.c_str();
+const char* tandem_engine_profile(const tandem_engine* engine) {
+  return engine == nullptr ? "" : engine->engine->manifest().profile.c_str();
 }
-const char* tandem_engine_manifest(const tandem_engine* engine) { return engine->engine->container().manifest.c_str(); }
-size_t tandem_engine_input_count(const tandem_engine* engine) { return engine->inputs.size(); }
-size_t tandem_engine_output_count(const tandem_engine* engine) { return engine->outputs.size(); }
-size_t tandem_engine_dim_count(const tandem_engine* engine) { return engine->engine->manifest().dims.size(); }
+const char* tandem_engine_precision(const tandem_engine* engine) {
+  return engine == nullptr ? "" : engine->engine->manifest().precision.c_str();
+}
+const char* tandem_engine_manifest(const tandem_engine* engine) {
+  return engine == nullptr ? "" : engine->engine->container().manifest.c_str();
+}
+int tandem_engine_uncalibrated(const tandem_engine* engine) {
+  return engine != nullptr && engine->engine->manifest().uncalibrated;
+}
+size_t tandem_engine_input_count(const tandem_engine* engine) { return engine == nullptr ? 0 : engine->inputs.size(); }
+size_t tandem_engine_output_count(const tandem_engine* engine) { return engine == nullptr ? 0 : engine->outputs.size(); }
+size_t tandem_engine_dim_count(const tandem_engine* engine) {
+  return engine == nullptr ? 0 : engine->engine->manifest().dims.size();
+}
 
 tandem_status tandem_engine_input(const tandem_engine* engine, size_t index, tandem_tensor_info* info) {
-  return info_at(engine->inputs, index, info);
+  return guarded([&] { return engine == nullptr ? bad_argument("there is no engine") : info_at(engine->inputs, index, info); });
 }
 
 tandem_status tandem_engine_output(const tandem_engine* engine, size_t index, tandem_tensor_info* info) {
-  return info_at(engine->outputs, index, info);
+  return guarded([&] { return engine == nullptr ? bad_argument("there is no engine") : info_at(engine->outputs, index, info); });
 }
 
 tandem_status tandem_engine_dim(const tandem_engine* engine, size_t index, tandem_dim_info* info) {
-  const auto& dims = engine->engine->manifest().dims;
-  if (info == nullptr || index >= dims.size())
-    return bad_argument("index " + std::to_string(index) + " of " + std::to_string(dims.size()) + " dimensions");
-  const tandem::DimRange& dim = dims[index];
-  *info = {dim.name.c_str(), static_cast<int64_t>(dim.min), static_cast<int64_t>(dim.opt),
-           static_cast<int64_t>(dim.max), static_cast<int64_t>(dim.step)};
-  return TANDEM_OK;
+  return guarded([&] {
+    if (info == nullptr || index >= tandem_engine_dim_count(engine))
+      return bad_argument("there is no dimension " + std::to_string(index));
+    const tandem::DimRange& dim = engine->engine->manifest().dims[index];
+    *info = {dim.name.c_str(), static_cast<int64_t>(dim.min), static_cast<int64_t>(dim.opt),
+             static_cast<int64_t>(dim.max), static_cast<int64_t>(dim.step)};
+    return TANDEM_OK;
+  });
 }
 
 tandem_status tandem_session_open(tandem_engine* engine, const tandem_session_options* options,
@@ -186,50 +200,49 @@ tandem_status tandem_session_open(tandem_engine* engine, const tandem_session_op
 
 void tandem_session_close(tandem_session* session) { delete session; }
 
-size_t tandem_session_report_count(const tandem_session* session) { return session->session->reports().size(); }
+size_t tandem_session_report_count(const tandem_session* session) {
+  return session == nullptr ? 0 : session->session->reports().size();
+}
 
 tandem_status tandem_session_report(const tandem_session* session, size_t index, tandem_report* report) {
-  const auto& reports = session->session->reports();
-  if (report == nullptr || index >= reports.size())
-    return bad_argument("index " + std::to_string(index) + " of " + std::to_string(reports.size()) + " segments");
-  const tandem::Report& row = reports[index];
-  *report = {row.segment.c_str(), row.processor.c_str(), row.implementation.c_str(), row.reason.c_str()};
-  return TANDEM_OK;
+  return guarded([&] {
+    if (report == nullptr || index >= tandem_session_report_count(session))
+      return bad_argument("there is no segment " + std::to_string(index));
+    const tandem::Report& row = session->session->reports()[index];
+    *report = {row.segment.c_str(), row.processor.c_str(), row.implementation.c_str(), row.reason.c_str()};
+    return TANDEM_OK;
+  });
 }
 
 tandem_status tandem_session_infer(tandem_session* session, const tandem_tensor* inputs, size_t input_count,
-                                   tandem_tensor* outputs, size_t output_count) {
-  if (session == nullptr || (inputs == nullptr && input_count > 0) || (outputs == nullptr && output_count > 0))
+                                   const tandem_tensor* targets, size_t target_count) {
+  if (session == nullptr || (inputs == nullptr && input_count > 0) || (targets == nullptr && target_count > 0))
     return bad_argument("tandem_session_infer needs a session and its arrays");
-  return guarded([&]() -> tandem_status {
-    const auto feeds = views_of("input", inputs, input_count);
-    session->results.clear();
-    for (size_t i = 0; i < output_count; ++i) {
-      if (outputs[i].name == nullptr || (outputs[i].shape == nullptr && outputs[i].data != nullptr && outputs[i].rank > 0))
-        return bad_argument("output " + std::to_string(i) + " has no name or no shape");
-      const bool empty = outputs[i].data == nullptr;
-      session->results[outputs[i].name] = empty ? tandem::View{} : view_of(outputs[i]);
-    }
-    session->session->infer(feeds, session->results);
-    for (size_t i = 0; i < output_count; ++i) {
-      const tandem::View& view = session->results.at(outputs[i].name);
-      outputs[i].dtype = static_cast<tandem_dtype>(view.dtype);
-      outputs[i].rank = view.shape.size();
-      outputs[i].shape = view.shape.data();
-      outputs[i].data = view.data;
-    }
+  return guarded([&] {
+    session->session->infer(views_of("input", inputs, input_count), views_of("output", targets, target_count));
+    return TANDEM_OK;
+  });
+}
+
+tandem_status tandem_session_output(const tandem_session* session, size_t index, tandem_tensor* output) {
+  return guarded([&] {
+    if (session == nullptr || output == nullptr || index >= session->session->outputs().size())
+      return bad_argument("there is no output " + std::to_string(index) + " of an inference");
+    const tandem::View& view = session->session->outputs()[index];
+    *output = {session->session->engine().manifest().outputs[index].c_str(), static_cast<tandem_dtype>(view.dtype),
+               view.shape.size(), view.shape.data(), view.data};
     return TANDEM_OK;
   });
 }
 
 tandem_status tandem_session_infer_on_stream(tandem_session* session, const tandem_tensor* inputs,
-                                             size_t input_count, const tandem_tensor* outputs, size_t output_count,
+                                             size_t input_count, const tandem_tensor* targets, size_t target_count,
                                              void* stream) {
-  if (session == nullptr || (inputs == nullptr && input_count > 0) || (outputs == nullptr && output_count > 0))
+  if (session == nullptr || (inputs == nullptr && input_count > 0) || (targets == nullptr && target_count > 0))
     return bad_argument("tandem_session_infer_on_stream needs a session and its arrays");
   return guarded([&] {
     session->session->infer_on_stream(views_of("input", inputs, input_count),
-                                      views_of("output", outputs, output_count), stream);
+                                      views_of("output", targets, target_count), stream);
     return TANDEM_OK;
   });
 }

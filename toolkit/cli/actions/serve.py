@@ -35,6 +35,7 @@ def serve(options: Serve) -> None:
         client_ca=ports.client_ca,
         token_file=ports.token_file,
         otlp=options.otlp,
+        name=options.name,
     )
 
     def on_ready(listening: Ports) -> None:

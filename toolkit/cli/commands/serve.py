@@ -65,6 +65,9 @@ class Serve:
     ports: PortOptions = part("Ports")
     models: ModelOptions = part("Models")
     limits: LimitOptions = part("Limits")
+    name: str = option(
+        "Name in the server's metadata; some clients want `triton`.", default="tandem"
+    )
     otlp: str | None = option(
         "Send spans of inferences to this OpenTelemetry collector.", metavar="URL"
     )

@@ -21,6 +21,7 @@ from device.protocol.documents import Beat, Desired, Reported, StateDocument, de
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import Told, open_told
 from device.protocol.topics import PREFIX, Topics
+from toolkit.errors import RolloutError
 from toolkit.fleet.authority import SERVER
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
@@ -200,10 +201,14 @@ class FleetServer:
             self._down_since_s = time.monotonic()
             while not stopped.is_set():
                 self._meters.holds_lease = True
-                self._share(database, link, stopped)
+                try:
+                    self._share(database, link, stopped)
+                except RolloutError:
+                    if not self._was_put_out(database):
+                        raise
                 self._control, self._meters.holds_lease = None, False
                 if not stopped.is_set():
-                    LOG.warning("leaves its devices to other servers until it reaches the broker")
+                    LOG.warning("has left its devices to other servers, and comes back")
                     lease.release(database, self._holder)
                     self._await_broker(stopped)
                     self._await_lease(database, stopped)
@@ -217,7 +222,9 @@ class FleetServer:
     def _share(self, database: Database, link: Link, stopped: threading.Event) -> None:
         """Work until `stopped` is set, or the broker is away and other servers are there."""
         self._control = control = Control(database, self._holder, self._sign)
-        self._servers, self._heard = control.servers, {}
+        self._servers, self._heard, self._unsent = control.servers, {}, {}
+        self._said_until, self._said_before = "", ()
+        self._watch.begin(time.time())
         renewed_s = time.monotonic()
         # The others have noticed this one by then, and send nothing to its devices.
         self._sends_from_s = renewed_s + lease.LEASE_S if len(control.servers) > 1 else renewed_s
@@ -234,6 +241,12 @@ class FleetServer:
                         save_sample(database, self._watch.ear)
                 renewed_s, self._sends_until_s = asked_s, asked_s + lease.LEASE_S
                 self._forget_others(asked_s)
+
+    def _was_put_out(self, database: Database) -> bool:
+        """Whether this server stood still for so long that others ended its lease, and may have a
+        new one."""
+        holders = [row.holder for row in lease.read_leases(database)]
+        return database.dialect.shares and self._holder not in holders
 
     def _owns(self, device: str) -> bool:
         """Whether what a device asks is this server's to answer."""
