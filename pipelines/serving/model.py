@@ -121,7 +121,10 @@ class Model(Closing):
                 )
         if len(set(names)) < len(names):
             double = next(name for name in names if names.count(name) > 1)
-            refuse(f"output {double!r} of model {self.name!r} is requested more than once")
+            refuse(
+                f"output {double!r} already exists in request: it is requested of model"
+                f" {self.name!r} more than once"
+            )
         return request.outputs or [RequestedOutput(name) for name in self.outputs]
 
     def _check(self, request: InferRequest) -> None:
@@ -139,7 +142,8 @@ class Model(Closing):
         if missing := [name for name in needed if name not in names]:
             refuse(
                 f"expected {len(needed)} inputs but got {len(names)} inputs for model"
-                f" {self.name!r}: {', '.join(missing)} not given"
+                f" {self.name!r}. Got input(s) {_listed(names)}, but missing required input(s)"
+                f" {_listed(missing)}. Please provide all required input(s)."
             )
         sizes: dict[str, int] = {}
         for tensor in request.inputs:
@@ -188,6 +192,10 @@ class Model(Closing):
             batch = array.shape[:1] if self.max_batch else ()
             array = array.reshape(*batch, *port.shape())
         return Tensor(requested.name, port.datatype, array.shape, array)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"[{','.join(map(repr, names))}]"
 
 
 def _check_range(where: str, size: int, dim: DimRange, sizes: dict[str, int]) -> None:

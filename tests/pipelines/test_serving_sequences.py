@@ -55,6 +55,32 @@ def accumulator(root: Path, name: str, sequence: str) -> None:
     (root / name / "config.pbtxt").write_text(text)
 
 
+def of_triton(root: Path, kind: str) -> None:
+    """The dynamic sequence model of Triton's tests, which keeps no state: OUTPUT is
+    (INPUT + START + END * CORRID) * READY."""
+    nodes = [
+        helper.make_node("Cast", ["CORRID"], ["id"], to=TensorProto.INT32),
+        helper.make_node("Mul", ["id", "END"], ["last"]),
+        helper.make_node("Add", ["INPUT", "START"], ["given"]),
+        helper.make_node("Add", ["given", "last"], ["sum"]),
+        helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"]),
+    ]
+    flags = ("START", "END", "READY")
+    inputs = [value(one, TensorProto.INT32, ["batch", 1]) for one in ("INPUT", *flags)]
+    inputs.append(value("CORRID", getattr(TensorProto, kind), ["batch", 1]))
+    outputs = [value("OUTPUT", TensorProto.INT32, ["batch", 1])]
+    folder = root / f"dyna_{kind.lower()}"
+    write_onnx(folder / "1" / "model.onnx", nodes, inputs, outputs)
+    rows = "".join(
+        f'control_input {{ name: "{one}" control {{ kind: CONTROL_SEQUENCE_{one}'
+        " int32_false_true: [ 0, 1 ] } }"
+        for one in flags
+    )
+    row = f'name: "CORRID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind} }}'
+    sequence = f"sequence_batching {{ oldest {{ }} {rows} control_input {{ {row} }} }}"
+    (folder / "config.pbtxt").write_text(f"max_batch_size: 8 {PORTS} {sequence}")
+
+
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     root = tmp_path_factory.mktemp("sequences")
@@ -65,6 +91,8 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     accumulator(root, "seven", f"{hour} direct {{ }} {CONTROLS} {STATE % initial}")
     (root / "seven" / "initial_state").mkdir()
     (root / "seven" / "initial_state" / "seven").write_bytes(np.int32(7).tobytes())
+    of_triton(root, "UINT64")
+    of_triton(root, "STRING")
     with served(root) as ports:
         yield ports
 
@@ -106,6 +134,22 @@ def test_sequences_keep_their_sums_apart(ports: Ports, library: Any) -> None:
         assert ask("forgets", 1, 1, sequence_start=True) == 101
         with pytest.raises(InferenceServerException, match="must specify the START flag"):
             ask("forgets", 1, 1)
+
+
+@pytest.mark.parametrize(("model", "ident"), [("dyna_uint64", 1000), ("dyna_string", "1002")])
+@pytest.mark.parametrize("library", [triton_http, triton_grpc])
+def test_sequences_without_state_are_told_start_end_and_id(
+    ports: Ports, library: Any, model: str, ident: int | str
+) -> None:
+    port = ports.http if library is triton_http else ports.grpc
+    with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        sums = [
+            client.infer(
+                model, number(library, 7), sequence_id=ident,
+                sequence_start=step == 0, sequence_end=step == 2,
+            ).as_numpy("OUTPUT")[0, 0] for step in range(3)
+        ]  # fmt: skip
+    assert sums == [8, 7, 7 + int(ident)]
 
 
 def test_a_stream_of_sequences_keeps_their_order(ports: Ports) -> None:

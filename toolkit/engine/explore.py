@@ -240,7 +240,7 @@ def _notes(points: Sequence[Point], fronts: Mapping[str, Frontend]) -> tuple[str
     if refused:
         notes.append(
             f"a build refuses {' and '.join(refused)}: a loss is beyond its limit; "
-            "--accept-loss takes it"
+            "`tandem build --accept-loss` takes it"
         )
     if half is not None and (half.spent > 1.0 or half.sqnr_db == -math.inf):
         notes.append("FP16 fails: a loss is beyond its limit, or an output is not finite")
