@@ -1,7 +1,8 @@
 """Requests of a sequence run in order with the state of the one before; sequences share batches."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from serving_fixtures import served, value, write_onnx
 from tritonclient.utils import InferenceServerException
 
 from device.errors import ConfigError
+from pipelines.serving import sequences
 from pipelines.serving.model import QueuedModel
-from pipelines.serving.protocol import InferRequest, Tensor
+from pipelines.serving.protocol import InferRequest, Refusal, Status, Tensor, refuse
 from pipelines.serving.repository import Repository, scan
+from pipelines.serving.sequences import SequenceModel
 from pipelines.serving.server import Ports
 
 PORTS = """
@@ -193,6 +196,94 @@ def test_sequences_of_many_clients_share_batches(tmp_path: Path) -> None:
     figures = asyncio.run(run()).figures
     assert figures.inferences == 9
     assert figures.executions < 9
+
+
+def in_sequence(ident: int, value: int = 1, **flags: bool) -> InferRequest:
+    data = np.full((1, 1), value, np.int32)
+    parameters = {"sequence_id": ident, **{f"sequence_{name}": flags[name] for name in flags}}
+    return InferRequest("sums", "", [Tensor("INPUT", "INT32", (1, 1), data)], parameters=parameters)
+
+
+def with_sums(root: Path, check: Callable[[SequenceModel], Awaitable[None]], idle: str) -> None:
+    """Run `check` on a model that is loaded."""
+    accumulator(root, "sums", f"max_sequence_idle_microseconds: {idle} {CONTROLS} {STATE % ''}")
+
+    async def run() -> None:
+        models = Repository(partial(scan, root), "none")
+        await models.load_all()
+        model = models.find("sums")
+        assert isinstance(model, SequenceModel)
+        await check(model)
+        await models.close()
+
+    asyncio.run(run())
+
+
+HOUR = "3600000000"
+
+
+async def answer_of(model: SequenceModel, request: InferRequest) -> int:
+    (output,) = await model.infer(request)
+    return int(output.data[0, 0])
+
+
+def test_an_end_that_is_refused_may_be_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(model: SequenceModel) -> None:
+        assert await answer_of(model, in_sequence(1, start=True)) == 101
+
+        def full(*_: object) -> None:
+            refuse("the queue is full", Status.UNAVAILABLE)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.scheduler, "submit", full)
+            with pytest.raises(Refusal, match="is full"):
+                await model.infer(in_sequence(1, end=True))
+        ends, late = await asyncio.gather(
+            answer_of(model, in_sequence(1, end=True)), answer_of(model, in_sequence(1)),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert ends == 102
+        assert isinstance(late, Refusal)
+        assert "must specify the START flag" in str(late)
+
+    with_sums(tmp_path, check, HOUR)
+
+
+def test_states_are_rows_of_their_own_and_their_bytes_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "MAX_STATE_BYTES", 8)  # of two sequences
+
+    async def check(model: SequenceModel) -> None:
+        for ident in (1, 2):
+            assert await answer_of(model, in_sequence(ident, start=True)) == 100 * ident + 1
+        kept = [array for one in model._sequences.values() for array in one.states.values()]
+        assert [array.base for array in kept] == [None, None]
+        with pytest.raises(Refusal, match="would have 12 bytes, and may have 8"):
+            await model.infer(in_sequence(3, start=True))
+        assert await answer_of(model, in_sequence(1, end=True)) == 102
+        assert await answer_of(model, in_sequence(3, start=True)) == 301
+
+    with_sums(tmp_path, check, HOUR)
+
+
+def test_idle_sequences_are_forgotten_without_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "EXPIRE_S", (0.01, 0.01))
+
+    async def check(model: SequenceModel) -> None:
+        await model.infer(in_sequence(1, start=True))
+        assert model._sequences
+        end_s = time.monotonic() + 30
+        while model._sequences:
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.01)
+        assert model._state_bytes == 0
+
+    with_sums(tmp_path, check, "200000")
 
 
 @pytest.mark.parametrize(
