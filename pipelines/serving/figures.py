@@ -29,7 +29,9 @@ class Figures:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
 
-    def ran(self, rows: Sequence[int], waited_ns: int, stages_ns: Sequence[int]) -> None:
+    def record_execution(
+        self, rows: Sequence[int], waited_ns: int, stages_ns: Sequence[int]
+    ) -> None:
         """Count one execution of requests with so many rows each."""
         with self._lock:
             self.executions += 1
@@ -41,7 +43,7 @@ class Figures:
                 self.spent_ns[stage] += spent_ns * len(rows)
                 batch[stage] += spent_ns
 
-    def answered(self, spent_ns: int, failure: str = "") -> None:
+    def record_request(self, spent_ns: int, failure: str = "") -> None:
         """Count a request that was answered, or failed for a reason."""
         with self._lock:
             if failure in {"", "BACKEND"}:

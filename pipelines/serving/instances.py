@@ -38,7 +38,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ModelInstances:
     """Instances of a file, and what they take and give."""
 
     runners: Sequence[Runner]
@@ -46,7 +46,7 @@ class Opened:
     outputs: Sequence[Port]
 
 
-def open_file(path: Path, count: int, dla_core: int | None, profile: str | None) -> Opened:
+def open_file(path: Path, count: int, dla_core: int | None, profile: str | None) -> ModelInstances:
     """Open the instances of an engine, or of a model.onnx; all share its weights.
 
     `count` 0: one, or one for each DLA core where frames take turns on them. They have run once
@@ -76,7 +76,7 @@ def open_file(path: Path, count: int, dla_core: int | None, profile: str | None)
             for runner in runners:
                 warm_up(runner, inputs)
             closing.pop_all()
-        return Opened(runners, inputs, outputs)
+        return ModelInstances(runners, inputs, outputs)
 
 
 def warm_up(runner: Runner, inputs: Sequence[Port]) -> None:

@@ -17,7 +17,7 @@ from device.engine.manifest import DimRange
 from device.errors import SessionError, TandemError
 from device.runtime.executors.table import SegmentReport
 from pipelines.serving.figures import Figures
-from pipelines.serving.instances import Opened, Runner, usual_size
+from pipelines.serving.instances import ModelInstances, Runner, usual_size
 from pipelines.serving.model_config import (
     Config,
     ModelPort,
@@ -105,7 +105,7 @@ class Model(Closing):
             raise
         finally:
             self.pending -= 1
-            self.figures.answered(time.perf_counter_ns() - started_ns, failure)
+            self.figures.record_request(time.perf_counter_ns() - started_ns, failure)
 
     def rows(self, request: InferRequest) -> int:
         """Return the size of a request's batch."""
@@ -247,7 +247,7 @@ class QueuedModel(Model):
     """A model with instances in threads, and a queue."""
 
     def __init__(
-        self, version: int, config: Config, opened: Opened, folder: Path, max_queue: int
+        self, version: int, config: Config, opened: ModelInstances, folder: Path, max_queue: int
     ) -> None:
         """Takes the instances, which are ready. Raises ConfigError."""
         super().__init__(version, config, opened.inputs, opened.outputs, folder)
@@ -362,7 +362,9 @@ class QueuedModel(Model):
                 self._short = {}
             elif not self._ran_short(feeds):
                 self._short = {name: _size(array) for name, array in feeds.items()}
-            self.figures.ran(rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns))
+            self.figures.record_execution(
+                rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns)
+            )
         except Exception as error:  # noqa: BLE001  (a client waits for an answer)
             if not isinstance(error, TandemError):
                 _log.exception("model %r failed", self.name)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from device.errors import ConfigError
-from pipelines.serving.instances import Opened
+from pipelines.serving.instances import ModelInstances
 from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import Config, Port, inside
 from pipelines.serving.protocol import (
@@ -47,11 +47,11 @@ class Control:
     """An input that the server gives: `values` for no and yes, none for the correlation id."""
 
     name: str
-    kind: int
+    kind: ControlKind
     datatype: str
     values: Sequence[Any] = ()
 
-    def of(self, ident: Parameter, flags: Mapping[int, bool]) -> Any:  # noqa: ANN401
+    def of(self, ident: Parameter, flags: Mapping[ControlKind, bool]) -> Any:  # noqa: ANN401
         """Return its value for a request. Raises Refusal: it takes no such correlation id."""
         if self.kind != ControlKind.CORRELATION:
             return self.values[flags[self.kind]]
@@ -78,7 +78,7 @@ class SequenceModel(QueuedModel):
     """A model whose requests belong to sequences; those of several share batches."""
 
     def __init__(
-        self, version: int, config: Config, opened: Opened, folder: Path, max_queue: int
+        self, version: int, config: Config, opened: ModelInstances, folder: Path, max_queue: int
     ) -> None:
         """As QueuedModel. Raises ConfigError: controls or states do not fit."""
         rows = config.sequence_batching
@@ -272,7 +272,7 @@ def _control(config: Config, name: str, row: Any, inputs: Mapping[str, Port]) ->
             ((getattr(row, key), kind) for key, kind in FLAGS if len(getattr(row, key)) == 2),
             ((), ""),
         )
-        control = Control(name, row.kind, datatype, tuple(values))
+        control = Control(name, ControlKind(row.kind), datatype, tuple(values))
     _check(config, "control", name, control.datatype, inputs)
     return control
 

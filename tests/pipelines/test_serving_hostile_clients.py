@@ -25,7 +25,7 @@ from pipelines.serving import http as http_port
 from pipelines.serving import release, scheduler
 from pipelines.serving.codec import from_bytes
 from pipelines.serving.http import Connection, HttpServer
-from pipelines.serving.instances import Opened
+from pipelines.serving.instances import ModelInstances
 from pipelines.serving.messages import SERVICE, message
 from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import Port, parse_config
@@ -357,7 +357,7 @@ def sleeping_model(
         if which not in text:
             text += f' {which} {{ name: "{name}" data_type: TYPE_FP32 dims: 2 }}'
     config = parse_config(text, "m")
-    return QueuedModel(1, config, Opened([runner], *ports), Path(), 8)
+    return QueuedModel(1, config, ModelInstances([runner], *ports), Path(), 8)
 
 
 def test_a_timer_ends_with_its_request() -> None:
