@@ -263,6 +263,8 @@ def _datatype(row: Any) -> str:  # noqa: ANN401
 
 
 def _control(config: Config, name: str, row: Any, inputs: Mapping[str, Port]) -> Control:  # noqa: ANN401
+    if row.kind not in set(ControlKind):
+        raise ConfigError(f"control {name!r} of model {config.name!r} has no kind {row.kind}.")
     if row.kind == ControlKind.CORRELATION:
         datatype = _datatype(row)
         countable = datatype in DATATYPES and DATATYPES[datatype].numpy.kind in "iuO"

@@ -237,7 +237,7 @@ def test_an_end_that_is_refused_may_be_sent_again(
             refuse("the queue is full", Status.UNAVAILABLE)
 
         with monkeypatch.context() as patch:
-            patch.setattr(model.scheduler, "submit", full)
+            patch.setattr(model.scheduler, "_put", full)
             with pytest.raises(Refusal, match="is full"):
                 await model.infer(in_sequence(1, end=True))
         ends, late = await asyncio.gather(
