@@ -1,6 +1,7 @@
 """Several servers share a fleet: who has which device, and what holds when they come and go."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -20,13 +21,16 @@ from device.protocol.topics import Topics
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.server import control as control_module
+from toolkit.fleet.server import serve
 from toolkit.fleet.server.control import Control
-from toolkit.fleet.server.operations import make_plan, order, start_rollout
+from toolkit.fleet.server.operations import decommission, make_plan, order, start_rollout
 from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.server.shares import owner_of
 from toolkit.fleet.store import lease, log, rollouts
-from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.database import Database, open_database
+from toolkit.fleet.store.devices import save_ear
 from toolkit.fleet.store.dialects import SQLITE
 from toolkit.fleet.store.rollouts import DesiredRow
 
@@ -197,8 +201,8 @@ def test_what_devices_said_while_their_server_died_is_taken_by_the_next(
     own = {device for device in DEVICES if owner_of(("a", "b"), device) == "a"}
     assert set(control.devices) == own != set(DEVICES)
     end_lease(store, "b")
-    with store.write():
-        control.renew()
+    with control.write():
+        pass  # the lease is renewed
     server._round(control, link)
     assert set(control.devices) == set(DEVICES)
     assert all(control.devices[device].reported is not None for device in DEVICES)
@@ -207,7 +211,9 @@ def test_what_devices_said_while_their_server_died_is_taken_by_the_next(
     )
 
 
-def test_a_server_whose_lease_may_have_ended_sends_nothing(store: Database, tmp_path: Path) -> None:
+def test_a_server_whose_lease_may_have_ended_sends_nothing(
+    store: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was stopped for a while: another server may have sent something newer."""
     assert lease.acquire(store, "me")
     server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
@@ -217,10 +223,10 @@ def test_a_server_whose_lease_may_have_ended_sends_nothing(store: Database, tmp_
     server._round(control, link)
     spec = v.RolloutSpec(key="k", release=release("a"), groups=("rest",))
     start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
-    server._sends_until_s = 0.0
+    monkeypatch.setattr(lease, "LEASE_S", -1.0)
     server._round(control, link)
     assert link.topics == []
-    server._sends_until_s = float("inf")  # it was renewed
+    monkeypatch.undo()  # it was renewed
     server._round(control, link)
     assert link.topics == [Topics("d0").desired]
 
@@ -240,3 +246,141 @@ def test_a_server_that_was_put_out_takes_a_new_lease(tmp_path: Path) -> None:
             stopped.set()
             thread.join()
             assert lease.read_leases(database) == []
+
+
+def test_waits_begin_anew_only_where_no_server_heard_the_devices(store: Database) -> None:
+    """A server that joins restarts no wait."""
+    take_lease(store, "a")
+    control = Control(store, "a")
+    control.advance({"d0": device_row("d0", report())})
+    spec = v.RolloutSpec(key="k", release=release("a"), groups=("rest",))
+    start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
+    with control.write():
+        save_ear(store, Ear(time.time() - 60.0, time.time()))
+    control.advance({}, reconnected=True)
+    assert "reconnected" not in event_kinds(store)
+    with control.write():
+        save_ear(store, Ear(time.time() - 120.0, time.time() - 60.0))
+    control.advance({}, reconnected=True)
+    assert event_kinds(store)[-1] == "reconnected"
+
+
+def event_kinds(store: Database) -> list[str]:
+    return [msgspec.json.decode(text)["event"] for text in log.events_of(store, 1)]
+
+
+def test_a_lease_that_could_not_be_renewed_while_another_server_wrote_stays(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran out while this server waited for the store; one that ran out before is ended."""
+    for name in ("a", "b"):
+        take_lease(store, name)
+    control = Control(store, "a")
+    with store.write():
+        store.run("UPDATE lease SET until_s = ? WHERE name = 'b'", store.now_s() - 6.0)
+        monkeypatch.setattr(Database, "writing_s", lambda self: 8.0)
+        assert lease.check(store, "a") == ("a", "b")
+        monkeypatch.setattr(Database, "writing_s", lambda self: 4.0)
+        assert lease.check(store, "a") == ("a",)
+    end_lease(store, "a")
+    with control.write():
+        store.run("UPDATE lease SET until_s = 0 WHERE name = 'a'")  # a long transaction
+    assert [row.remaining_s > 4.0 for row in lease.read_leases(store)] == [True]
+
+
+def test_a_store_is_read_without_its_lock_and_before_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        closing(open_database("sqlite:///fleet.db", tmp_path)) as store,
+        closing(open_database("sqlite:///fleet.db", tmp_path)) as other,
+    ):
+        leases = []
+
+        def replay(control: Control) -> dict[int, v.RolloutState]:
+            with other.write():  # waits for nobody
+                leases.append(lease.read_leases(other))
+            return {}
+
+        monkeypatch.setattr(Control, "_replay", replay)
+        assert Control(store, "a").servers == ("a",)
+        assert leases == [[]]
+
+
+def test_a_server_that_comes_back_has_what_it_heard_and_not_kept(
+    store: Database, tmp_path: Path
+) -> None:
+    """Its lease was ended while it had taken reports of its own devices, and of others."""
+    server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
+    for name in ("a", "b"):
+        take_lease(store, name)
+    control = Control(store, "a")
+    server._events.put(LinkUp(1, "5"))
+    server._round(control, Sent())
+    for device in DEVICES:
+        server._take_message(Message(Topics(device).reported, encode(report("a"))), control)
+    with store.write():
+        store.run("DELETE FROM lease")
+    with pytest.raises(lease.LeaseLostError):
+        server._round(control, Sent())
+    stopped, link = threading.Event(), Sent()
+    stopped.set()
+    again = Control(store, "a")
+    server._share(store, again, link, stopped)
+    server._round(again, link)
+    assert set(again.devices) == set(DEVICES)
+
+
+def test_the_broker_is_told_again_what_devices_that_left_shall_not_run(
+    store: Database, tmp_path: Path
+) -> None:
+    control, link = Control(store, "a"), Sent()
+    control.advance({"d0": device_row("d0", report())})
+    decommission(store, "d0", "ana")
+    control.advance({})  # and the server was killed before it sent anything
+    server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
+    server._events.put(LinkUp(1, "5"))
+    server._round(Control(store, "a"), link)
+    assert link.topics == [Topics("d0").desired]
+
+
+def test_all_is_said_again_where_the_log_that_other_servers_wrote_was_archived(
+    store: Database, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        take_lease(store, name)
+    control, other = Control(store, "a"), Control(store, "b")
+    link = Sent()
+    server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
+    server._events.put(LinkUp(1, "5"))
+    server._round(control, link)
+    own = next(device for device in DEVICES if control.owns(device))
+    control.advance({own: device_row(own, report())})
+    spec = v.RolloutSpec(key="k", release=release("a"), groups=("rest",))
+    start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
+    other.advance({})  # it makes the document, and `a` has to send it
+    with store.write():
+        rollouts.save_snapshot(store, 1, rollouts.applied(store), other.states[1])
+        store.run("DROP TRIGGER log_no_delete")
+        store.run("DELETE FROM log WHERE seq <= ?", control._applied + 2)
+    server._round(control, link)
+    assert link.topics == [Topics(own).desired]
+
+
+def test_one_of_the_servers_keeps_since_when_devices_are_heard(
+    store: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LEASE_S", 0.0)  # it is renewed after each round
+    for name in ("a", "b"):
+        take_lease(store, name)
+    writers = []
+    for name in ("a", "b"):
+        with store.write():
+            store.run("UPDATE lease SET until_s = ?", store.now_s() + 3600.0)
+        server = FleetServer(load_fleet(write_fleet(tmp_path / name, 1883)), services=())
+        server._holder, server._is_connected = name, True
+        stopped = threading.Event()
+        monkeypatch.setattr(server, "_forget_foreign_messages", lambda _s, end=stopped: end.set())
+        monkeypatch.setattr(serve, "save_ear", lambda *_args, name=name: writers.append(name))
+        server._share(store, Control(store, name), Sent(), stopped)
+    assert writers == ["a"]

@@ -10,7 +10,9 @@ keeps it, and a device's own server sends it.
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -30,6 +32,7 @@ from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import (
     DeviceRow,
+    is_heard,
     load_decommissioned,
     load_labels,
     readmit,
@@ -63,17 +66,27 @@ class _Round:
 
 
 class Control:
-    """The rollouts of one fleet. One thread uses it, and holds a lease."""
+    """The rollouts of one fleet. One thread uses it, and holds a lease.
+
+    `servers`: that share the fleet; `leased_s`: when the lease was last renewed, on the monotonic
+    clock; `is_reloaded`: documents may be new that no round has returned; who sends them sets it
+    back.
+    """
 
     def __init__(self, database: Database, holder: str, sign: DesiredSigner = encode) -> None:
-        """Read the store. `sign` makes the payload of a desired document."""
+        """Read the store, then take a lease, as reading may take longer than one lasts. `sign`
+        makes the payload of a desired document. LeaseLostError: another server has the only one."""
         self._database = database
         self._holder = holder
         self._sign = sign
         self._quiet: dict[int, tuple[v.RolloutState, float]] = {}
-        with database.write():
-            self.servers = lease.check(database, holder)
+        self.servers: tuple[str, ...] = ()
+        self.is_reloaded = False
+        with database.snapshot():
             self._load()
+        lease.acquire(database, holder)
+        with self.write():
+            pass
 
     @property
     def states(self) -> Mapping[int, v.RolloutState]:
@@ -88,16 +101,16 @@ class Control:
         silent: Set[str] = frozenset(),
     ) -> list[DesiredRow]:
         """Do a round; return the documents that are new. `changed`: devices that were heard;
-        `reconnected`: the server heard nobody for a while, and does now; `silent`: devices that
-        fell silent since the last round.
+        `reconnected`: the server heard nobody for a while, and does now; where no other one heard
+        the devices either, all waits begin anew; `silent`: devices that fell silent since the last
+        round.
 
         RolloutError: the store cannot be used, or another server has the lease.
         """
         at_s = self._database.now_s()
         if not changed and not reconnected and not silent and not self._is_due(at_s):
             return []
-        with self._database.write():
-            self._check_lease()
+        with self.write():
             at_s = self._database.now_s()  # no earlier than what another server has kept
             gone = set(self.decommissioned)
             this = self._follow()
@@ -108,7 +121,7 @@ class Control:
                 name: row for name, row in changed.items() if name not in gone and self.owns(name)
             }
             silent = {device for device in silent if self.owns(device)}
-            if reconnected:
+            if reconnected and not is_heard(self._database):
                 self._begin_waits_anew(this, at_s)
             self._take_reports(this, changed.values(), at_s)
             self._take_silence(this, silent, at_s)
@@ -132,10 +145,21 @@ class Control:
         """Return the document of a device."""
         return rollouts.find_desired(self._database, (device,)).get(device)
 
-    def renew(self) -> None:
-        """Renew the lease, and keep when devices were last heard, in a write transaction."""
-        self._check_lease()
-        self.devices.save_beats()
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """A write transaction under the lease, which is renewed at its end; the devices are shared
+        anew if a server has come or gone."""
+        with self._database.write():
+            servers = lease.check(self._database, self._holder)
+            if servers != self.servers:
+                if self.servers:
+                    self.devices.save_beats()
+                self.servers = servers
+                self._load_devices()
+            yield
+            leased_s = time.monotonic()
+            lease.renew(self._database, self._holder)
+        self.leased_s = leased_s
 
     def owns(self, device: str) -> bool:
         """Whether a device is this server's."""
@@ -155,15 +179,6 @@ class Control:
         self._owners = owners(self._states)
         self._releases = rollouts.load_releases(self._database)
         self._labels = load_labels(self._database)
-        self._load_devices()
-
-    def _check_lease(self) -> None:
-        """Renew the lease, and share the devices anew if a server has come or gone."""
-        servers = lease.check(self._database, self._holder)
-        if servers != self.servers:
-            self.devices.save_beats()
-            self.servers = servers
-            self._load_devices()
 
     def _load_devices(self) -> None:
         self.devices = DeviceCache(self._database, self.owns)
@@ -203,8 +218,11 @@ class Control:
         rows = log.rows_after(self._database, self._applied, carried)
         first = next(rows, None)
         if carried > self._applied and (first is None or first.seq != self._applied + 1):
-            # They were archived meanwhile.
+            # They were archived meanwhile, and with them what was sent.
             self._load()
+            self.devices.save_beats()
+            self._load_devices()
+            self.is_reloaded = True
             return _Round(dict(self._states), dict(self._states))
         events: dict[int, list[v.Event]] = {}
         this = _Round(dict(self._states))

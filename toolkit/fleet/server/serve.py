@@ -21,7 +21,6 @@ from device.protocol.documents import Beat, Desired, Reported, StateDocument, de
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import Told, open_told
 from device.protocol.topics import PREFIX, Topics
-from toolkit.errors import RolloutError
 from toolkit.fleet.authority import SERVER
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
@@ -135,18 +134,18 @@ class FleetServer:
         self._meters = Meters()
         self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
-        self._said_until: str | None = None  # the device up to which all is said again, None: it is
-        self._said_before: tuple[
-            str, ...
-        ] = ()  # servers: what was ours with them is not said again
+        # The device up to which all documents are published again, None: they are. Those of devices
+        # that were ours among the servers `_republish_but` are not.
+        self._republished_to: str | None = None
+        self._republish_but: tuple[str, ...] = ()
         self._control: Control | None = None  # while this server has a lease
         self._servers: tuple[str, ...] = ()  # that share the devices
-        self._sends_from_s, self._sends_until_s = -math.inf, math.inf  # on the monotonic clock
+        self._sends_from_s = -math.inf  # on the monotonic clock
         # Device and kind -> when it came, and the newest message of a device of another server.
-        self._others: dict[tuple[str, str], tuple[float, Message]] = {}
+        self._foreign_messages: dict[tuple[str, str], tuple[float, Message]] = {}
         self._heard: dict[str, DeviceRow] = {}  # since the last round that was carried out
         self._is_connected = False
-        self._says_again = False  # to each device that connects
+        self._republishes_at_birth = False
         self._down_since_s = 0.0
         self._away_since_s = -math.inf  # on the clock of `time.monotonic()`
         self._reconnected = False  # after a time in which devices were not heard
@@ -168,27 +167,27 @@ class FleetServer:
             for teller in tellers:
                 teller.start()
                 stack.callback(teller.close)
-            if not self._await_lease(database, stopped):
-                return
             try:
-                self._work(database, stopped)
+                if (control := self._await_lease(database, stopped)) is not None:
+                    self._work(database, control, stopped)
             finally:
                 lease.release(database, self._holder)
 
-    def _await_lease(self, database: Database, stopped: threading.Event) -> bool:
-        """Wait until this server may work; False: stopped before."""
+    def _await_lease(self, database: Database, stopped: threading.Event) -> Control | None:
+        """Wait until this server may work; None: stopped before."""
         warned = False
         while not stopped.is_set():
-            if lease.acquire(database, self._holder):
-                return True
+            if lease.is_free(database):
+                with suppress(lease.LeaseLostError):  # another one was quicker
+                    return Control(database, self._holder, self._sign)
             if not warned:
                 holders = ", ".join(row.holder for row in lease.read_leases(database))
                 LOG.warning("stands by: %s has the lease", holders or "another server")
                 warned = True
             stopped.wait(STANDBY_S)
-        return False
+        return None
 
-    def _work(self, database: Database, stopped: threading.Event) -> None:
+    def _work(self, database: Database, control: Control, stopped: threading.Event) -> None:
         every = Topics("+")
         subscriptions = ((every.state, 1), (every.reported, 1), (every.beat, 1))
         settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions, SERVER)
@@ -199,19 +198,20 @@ class FleetServer:
             for service in services:
                 service.start()
             self._down_since_s = time.monotonic()
-            while not stopped.is_set():
+            joined: Control | None = control
+            while joined is not None and not stopped.is_set():
                 self._meters.holds_lease = True
                 try:
-                    self._share(database, link, stopped)
-                except RolloutError:
-                    if not self._was_put_out(database):
+                    self._share(database, joined, link, stopped)
+                except lease.LeaseLostError:
+                    if not database.dialect.shares:
                         raise
                 self._control, self._meters.holds_lease = None, False
                 if not stopped.is_set():
                     LOG.warning("has left its devices to other servers, and comes back")
                     lease.release(database, self._holder)
                     self._await_broker(stopped)
-                    self._await_lease(database, stopped)
+                    joined = self._await_lease(database, stopped)
         finally:
             self._meters.holds_lease = False
             stopped.set()  # nobody takes events any more
@@ -219,34 +219,29 @@ class FleetServer:
             for service in services:
                 service.close()
 
-    def _share(self, database: Database, link: Link, stopped: threading.Event) -> None:
+    def _share(
+        self, database: Database, control: Control, link: Link, stopped: threading.Event
+    ) -> None:
         """Work until `stopped` is set, or the broker is away and other servers are there."""
-        self._control = control = Control(database, self._holder, self._sign)
-        self._servers, self._heard, self._unsent = control.servers, {}, {}
-        self._said_until, self._said_before = "", ()
-        self._watch.begin(time.time())
+        self._control, self._servers, self._unsent = control, (), {}
+        self._rebalance(control)
         renewed_s = time.monotonic()
         # The others have noticed this one by then, and send nothing to its devices.
         self._sends_from_s = renewed_s + lease.LEASE_S if len(control.servers) > 1 else renewed_s
-        self._sends_until_s = renewed_s + lease.LEASE_S
         LOG.info("serves the fleet %s", self._fleet.file.name)
         while not stopped.is_set() and not self._is_cut_off(control):
             self._round(control, link)
             asked_s = time.monotonic()
             if asked_s - renewed_s > lease.LEASE_S / 3:
-                with database.write():
-                    control.renew()
-                    if self._is_connected:
+                with control.write():
+                    control.devices.save_beats()
+                    # One server keeps it: all begin to listen anew when one comes or goes, and one
+                    # that cannot hear leaves.
+                    if self._is_connected and control.servers[0] == self._holder:
                         save_ear(database, self._watch.ear)
                         save_sample(database, self._watch.ear)
-                renewed_s, self._sends_until_s = asked_s, asked_s + lease.LEASE_S
-                self._forget_others(asked_s)
-
-    def _was_put_out(self, database: Database) -> bool:
-        """Whether this server stood still for so long that others ended its lease, and may have a
-        new one."""
-        holders = [row.holder for row in lease.read_leases(database)]
-        return database.dialect.shares and self._holder not in holders
+                renewed_s = asked_s
+                self._forget_foreign_messages(asked_s)
 
     def _owns(self, device: str) -> bool:
         """Whether what a device asks is this server's to answer."""
@@ -263,25 +258,32 @@ class FleetServer:
                 if not isinstance(event, Message):
                     self._take_link(event)
 
-    def _take_share(self, control: Control) -> None:
+    def _rebalance(self, control: Control) -> None:
         """Servers have come or gone: take what the devices said that are this one's now."""
-        LOG.info("shares the fleet with %d other servers", len(control.servers) - 1)
-        self._said_before = self._servers if self._said_until is None else ()
-        self._said_until = ""
-        self._heard = {name: row for name, row in self._heard.items() if control.owns(name)}
+        if len(control.servers) > 1 or self._servers:
+            LOG.info("shares the fleet with %d other servers", len(control.servers) - 1)
+        self._republish_but = self._servers if self._republished_to is None else ()
+        self._republished_to, self._servers = "", control.servers
+        voices = control.devices.voices
+        self._heard = {
+            name: row
+            for name, row in self._heard.items()
+            # Another server may have had the device meanwhile, and have heard more.
+            if control.owns(name) and (name not in voices or voices[name].heard_s <= row.heard_s)
+        }
         self._unsent = {name: sent for name, sent in self._unsent.items() if control.owns(name)}
         self._watch.begin(time.time())
-        for (device, kind), (_came_s, message) in list(self._others.items()):
+        for (device, kind), (_came_s, message) in list(self._foreign_messages.items()):
             if control.owns(device):
-                del self._others[device, kind]
+                del self._foreign_messages[device, kind]
                 # Its server may have heard it: it proves as much as what the broker has retained.
                 self._take_message(replace(message, retained=True), control)
 
-    def _forget_others(self, now_s: float) -> None:
-        for key, (came_s, _message) in list(self._others.items()):
+    def _forget_foreign_messages(self, now_s: float) -> None:
+        for key, (came_s, _message) in list(self._foreign_messages.items()):
             if now_s - came_s < KEPT_S:
                 return  # the oldest are first
-            del self._others[key]
+            del self._foreign_messages[key]
 
     def _gather(self, control: Control, link: Link) -> tuple[int, float]:
         """Take events for a moment; return how many, and when the first one was taken."""
@@ -301,7 +303,7 @@ class FleetServer:
     def _round(self, control: Control, link: Link) -> None:
         """Gather events for a moment, carry them out, send what they ask for."""
         if self._servers and control.servers != self._servers:
-            self._take_share(control)
+            self._rebalance(control)
         self._servers = control.servers
         if self._behind <= 0:
             self._behind, self._asked_s = self._events.qsize(), time.time()
@@ -345,11 +347,10 @@ class FleetServer:
             self._watch.begin(time.time())
             # Without MQTT 5 it may be a cluster whose nodes keep retained messages each for itself:
             # a device at another node than ours gets only what is sent while it is there.
-            self._says_again = event.mqtt_version == "3.1.1"
+            self._republishes_at_birth = event.mqtt_version == "3.1.1"
             self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
-            self._said_until, self._said_before = "", ()
-            self._unsent = {device: empty for device, empty in self._unsent.items() if not empty}
+            self._republished_to, self._republish_but, self._unsent = "", (), {}
             return
         LOG.warning("%s", event.reason)
         if self._is_connected:
@@ -362,8 +363,8 @@ class FleetServer:
             return
         if not control.owns(device):
             if not message.retained:
-                self._others.pop((device, kind), None)
-                self._others[device, kind] = time.monotonic(), message
+                self._foreign_messages.pop((device, kind), None)
+                self._foreign_messages[device, kind] = time.monotonic(), message
             return
         row = self._heard.get(device) or control.devices.get(device)
         if row is None and device in control.decommissioned and not _is_back(kind, message):
@@ -384,7 +385,7 @@ class FleetServer:
             device, after.beat_s
         )
         says_news = (after.state, after.reported) != (row.state, row.reported)
-        is_birth = self._says_again and _is_birth(row.state, after.state)
+        is_birth = self._republishes_at_birth and _is_birth(row.state, after.state)
         if is_birth and (desired := control.document_of(device)) is not None:
             self._unsent[device] = desired.document.encode()
         if says_news or is_back or device in self._heard:
@@ -420,7 +421,7 @@ class FleetServer:
         """Publish documents as far as the connection takes them, while the lease is certain."""
         while self._is_sending(control):
             for device in list(self._unsent):
-                if not self._sends_from_s <= time.monotonic() < self._sends_until_s:
+                if not self._sends_from_s <= time.monotonic() < control.leased_s + lease.LEASE_S:
                     return
                 payload = self._unsent[device]
                 if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
@@ -429,14 +430,20 @@ class FleetServer:
 
     def _is_sending(self, control: Control) -> bool:
         """Whether something is to be sent; after all that is new, more of what is said again."""
-        if not self._unsent and self._said_until is not None:
-            rows = control.documents_after(self._said_until)
+        if control.is_reloaded:
+            control.is_reloaded = False
+            self._republished_to, self._republish_but = "", ()
+        if not self._unsent and self._republished_to is not None:
+            rows = control.documents_after(self._republished_to)
+            documents = {row.device: row.document.encode() for row in rows}
+            if not self._republished_to:
+                documents |= dict.fromkeys(control.decommissioned, b"")
             self._unsent = {
-                row.device: row.document.encode()
-                for row in rows
-                if control.owns(row.device) and not control.owned(row.device, self._said_before)
+                device: payload
+                for device, payload in documents.items()
+                if control.owns(device) and not control.owned(device, self._republish_but)
             }
-            self._said_until = rows[-1].device if rows else None
+            self._republished_to = rows[-1].device if rows else None
         return bool(self._unsent)
 
 

@@ -1,5 +1,6 @@
 """One connection to a store."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ class Database:
         self.dialect = dialect
         self._name = name
         self._writing = False
+        self._asked_s = 0.0
         with self._explained():
             self._connection: Connection = dialect.connect(address)
         self._make_tables()
@@ -48,10 +50,29 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[None]:
         """One transaction: all of it is kept, or nothing. Writers wait for each other."""
+        self._asked_s = time.monotonic()
+        with self._transaction(self.dialect.begin):
+            self._writing = True
+            try:
+                yield
+            finally:
+                self._writing = False
+
+    def writing_s(self) -> float:
+        """Return since how many seconds the write transaction waits for the lock or has it."""
+        return time.monotonic() - self._asked_s
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read everything as of one moment. No writer waits for it."""
+        with self._transaction(self.dialect.begin_read):
+            yield
+
+    @contextmanager
+    def _transaction(self, begin: Sequence[str]) -> Iterator[None]:
         with self._explained():
-            for statement in self.dialect.begin:
+            for statement in begin:
                 self._connection.execute(statement)
-        self._writing = True
         try:
             yield
             with self._explained():
@@ -61,8 +82,6 @@ class Database:
             with suppress(*self.dialect.errors()):
                 self._connection.execute("ROLLBACK")
             raise
-        finally:
-            self._writing = False
 
     def close(self) -> None:
         """Close the connection."""

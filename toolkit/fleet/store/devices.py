@@ -140,6 +140,12 @@ def load_ear(database: Database) -> Ear:
     return Ear(values.get("ear_since_ms", until_s), until_s)
 
 
+def is_heard(database: Database) -> bool:
+    """Whether a server hears the devices at present."""
+    ear = load_ear(database)
+    return ear.since_s < ear.until_s
+
+
 def load_device(database: Database, device: str) -> DeviceRow | None:
     """Return a device, None if it is not known."""
     rows = database.rows(f"SELECT {COLUMNS} FROM {TABLES} WHERE devices.id = ?", device)

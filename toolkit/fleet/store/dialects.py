@@ -38,8 +38,9 @@ class Connection(Protocol):
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """A database. `now_s`: its clock in seconds since 1970, the same for all its clients; `begin`:
-    what begins a write transaction, of which there is one at a time; `append_only`: what keeps the
-    log from being changed, but for rows that a checkpoint covers, which may be deleted;
+    what begins a write transaction, of which there is one at a time; `begin_read`: what begins one
+    that reads all as of one moment; `append_only`: what keeps the log from being changed, but for
+    rows that a checkpoint covers, which may be deleted;
     `to_3`: what takes the triggers of older stores away; `position`: the function (text, part) that
     is 0 where the part is not in the text; `shares`: several servers may work on it."""
 
@@ -49,6 +50,7 @@ class Dialect:
     placeholder: str
     now_s: str
     begin: tuple[str, ...]
+    begin_read: tuple[str, ...]
     append_only: tuple[str, ...]
     to_3: tuple[str, ...]
     position: str
@@ -106,6 +108,7 @@ SQLITE = Dialect(
     placeholder="?",
     now_s="(julianday('now') - 2440587.5) * 86400.0",
     begin=("BEGIN IMMEDIATE",),
+    begin_read=("BEGIN",),
     append_only=(
         "CREATE TRIGGER log_no_update BEFORE UPDATE ON log"
         " BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
@@ -124,6 +127,7 @@ POSTGRESQL = Dialect(
     now_s="extract(epoch FROM clock_timestamp())::double precision",
     # Readers may go on, other writers wait; the first one to come finds no table yet.
     begin=("BEGIN", "SELECT pg_advisory_xact_lock(7236837)"),
+    begin_read=("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY",),
     append_only=(
         "CREATE FUNCTION log_is_append_only() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE EXCEPTION 'the log is append-only'; END $$",

@@ -8,6 +8,7 @@ be waited for.
 
 import os
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from toolkit.fleet.store.database import Database
 
 LEASE_S = 5.0
 ALONE = "server"  # name of the lease of a server of before leases were shared
+
+
+class LeaseLostError(RolloutError):
+    """A server has no lease: others have ended it, or have the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,7 @@ def is_served(database: Database) -> bool:
 def acquire(database: Database, holder: str) -> bool:
     """Take or renew a lease; False if another server has the only one."""
     with database.write():
-        others = [row for row in _living(database) if row.holder != holder]
-        if others and (not database.dialect.shares or any(row.name == ALONE for row in others)):
+        if _excludes(database, [row for row in _living(database) if row.holder != holder]):
             return False
         database.run(
             "INSERT INTO lease VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
@@ -80,26 +84,50 @@ def acquire(database: Database, holder: str) -> bool:
         return True
 
 
+def is_free(database: Database) -> bool:
+    """Whether a server that has no lease may have one."""
+    rows = read_leases(database)
+    living = [row for row in rows if row.remaining_s > 0.0 and not _is_gone(row.holder)]
+    return not _excludes(database, living)
+
+
+def _excludes(database: Database, others: Sequence[LeaseRow]) -> bool:
+    """Whether other servers that live leave no room for one more."""
+    alone = not database.dialect.shares or any(row.name == ALONE for row in others)
+    return bool(others) and alone
+
+
 def check(database: Database, holder: str) -> tuple[str, ...]:
     """Renew a lease inside a write transaction, and end those that have run out; return who has
-    one. RolloutError: the other servers have ended this one's.
+    one. LeaseLostError: the other servers have ended this one's.
 
     So nothing is kept by a server that was thought dead, and all agree on who lives.
     """
+    renew(database, holder)
+    return tuple(row.holder for row in _living(database, holder))
+
+
+def renew(database: Database, holder: str) -> None:
+    """Let a lease last for LEASE_S from now on, in a write transaction. LeaseLostError: it was
+    ended."""
     changed = database.run(
         f"UPDATE lease SET until_s = {database.dialect.now_s} + ? WHERE name = ? AND holder = ?",
         LEASE_S, holder, holder,
     )  # fmt: skip
     if changed != 1:
-        raise RolloutError("another server has taken over this fleet: this one stops")
-    return tuple(row.holder for row in _living(database, holder))
+        raise LeaseLostError("another server has taken over this fleet: this one stops")
 
 
 def _living(database: Database, me: str = "") -> list[LeaseRow]:
-    """Return the leases of servers that live, and delete the others, in a write transaction."""
-    rows = read_leases(database)
+    """Return the leases of servers that live, and delete the others, in a write transaction.
+
+    What ran out while this server waited for the lock, or had it, could not be renewed.
+    """
+    rows, excused_s = read_leases(database), database.writing_s()
     dead = [
-        row for row in rows if row.holder != me and (row.remaining_s <= 0.0 or _is_gone(row.holder))
+        row
+        for row in rows
+        if row.holder != me and (row.remaining_s + excused_s <= 0.0 or _is_gone(row.holder))
     ]
     database.run_many("DELETE FROM lease WHERE name = ?", [(row.name,) for row in dead])
     return [row for row in rows if row not in dead]
