@@ -1,5 +1,6 @@
 """Several servers share a fleet: who has which device, and what holds when they come and go."""
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from toolkit.fleet.server import control as control_module
 from toolkit.fleet.server import serve
 from toolkit.fleet.server.control import Control
 from toolkit.fleet.server.operations import decommission, make_plan, order, start_rollout
+from toolkit.fleet.server.same_folder import FILE, check_folder
 from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.server.shares import owner_of
 from toolkit.fleet.store import lease, log, rollouts
@@ -384,3 +386,17 @@ def test_one_of_the_servers_keeps_since_when_devices_are_heard(
         monkeypatch.setattr(serve, "save_ear", lambda *_args, name=name: writers.append(name))
         server._share(store, Control(store, name), Sent(), stopped)
     assert writers == ["a"]
+
+
+def test_a_server_with_a_copy_of_the_folder_is_refused(store: Database, tmp_path: Path) -> None:
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    check_folder(folder, store, 1)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    check_folder(folder, store, 1)  # the first one after all were stopped
+    check_folder(folder, store, 2)
+    with pytest.raises(RolloutError, match="give all the same folder"):
+        check_folder(copy, store, 2)
+    (copy / FILE).unlink()
+    with pytest.raises(RolloutError, match="has nothing"):
+        check_folder(copy, store, 2)
