@@ -26,6 +26,7 @@ from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.server import control as control_module
 from toolkit.fleet.server import serve
 from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.device_cache import DeviceCache
 from toolkit.fleet.server.operations import decommission, make_plan, order, start_rollout
 from toolkit.fleet.server.same_folder import FILE, check_folder
 from toolkit.fleet.server.serve import FleetServer
@@ -382,7 +383,7 @@ def test_one_of_the_servers_keeps_since_when_devices_are_heard(
         server = FleetServer(load_fleet(write_fleet(tmp_path / name, 1883)), services=())
         server._holder, server._is_connected = name, True
         stopped = threading.Event()
-        monkeypatch.setattr(server, "_forget_foreign_messages", lambda _s, end=stopped: end.set())
+        monkeypatch.setattr(DeviceCache, "save_beats", lambda _cache, end=stopped: end.set())
         monkeypatch.setattr(serve, "save_ear", lambda *_args, name=name: writers.append(name))
         server._share(store, Control(store, name), Sent(), stopped)
     assert writers == ["a"]

@@ -228,6 +228,7 @@ class FleetServer:
     ) -> None:
         """Work until `stopped` is set, or the broker is away and other servers are there."""
         self._control, self._servers, self._unsent = control, (), {}
+        self._forget_foreign_messages(time.monotonic())
         self._rebalance(control)
         renewed_s = time.monotonic()
         # The others have noticed this one by then, and send nothing to its devices.
