@@ -49,7 +49,7 @@ PROFILE = "orin-nx-16gb"
 class FarmBoard:
     """`dies_at`: the number of its job that it never answers, 0: none; `factor`: of its times;
     `is_told`: the broker says that it is lost; `says`: which work it has done, empty: the one that
-    was asked for."""
+    was asked for. `fails`: items whose child crashes; `refuses`: it does no job."""
 
     dies_at: int = 0
     factor: float = 1.0
@@ -57,6 +57,8 @@ class FarmBoard:
     took_s: float = 0.01
     is_told: bool = False
     says: str = ""
+    fails: tuple[str, ...] = ()
+    refuses: bool = False
     taken: int = field(default=0)
 
 
@@ -91,7 +93,7 @@ def simulated(
                     if signed is not None and not is_dead:
                         state = CommandState(status="executing", op="job", id=command.id)
                         link.publish(event.topic, encode(state), qos=1, retain=True)
-                        state = _successful(command, board, items, rng)
+                        state = _ended(command, board, items, rng)
                         heapq.heappush(
                             due, (time.monotonic() + board.took_s, event.topic, encode(state))
                         )
@@ -107,10 +109,15 @@ def simulated(
         link.close()
 
 
-def _successful(
+def _ended(
     command: Command, board: FarmBoard, items: Mapping[str, Times], rng: random.Random
 ) -> CommandState:
     steps, names = (str(command.arguments[key]).split(",") for key in ("steps", "items"))
+    if board.refuses or set(names) & set(board.fails):
+        reason = "its pipeline is running" if board.refuses else "it held 9000 MiB"
+        return CommandState(
+            status="failed", op="job", id=command.id, reason=reason, refused=board.refuses
+        )
     times = {
         key: us * board.factor * math.exp(rng.gauss(0.0, board.noise))
         for name in names
@@ -126,7 +133,7 @@ def _successful(
 def works(items: Mapping[str, Times]) -> list[Work]:
     """Return a job for each item; its report is the times themselves."""
 
-    def read(data: bytes) -> Times:
+    def read(_board: str, data: bytes) -> Times:
         return msgspec.json.decode(data, type=dict[str, float])
 
     return [

@@ -260,6 +260,7 @@ def start_task(
     limit_s: float,
     max_bytes: int,
     memory_bytes: int = 0,
+    environment: Mapping[str, str] | None = None,
 ) -> Callable[[], None]:
     """Start a child; return what ends it. Start it from the main thread (`device.start.guard`).
 
@@ -290,7 +291,7 @@ def start_task(
         too_much=lambda used: f"it held {used >> 20} MiB and may hold {memory_bytes >> 20} MiB",
     )  # fmt: skip
     try:
-        return ChildProcess(command, on_line, on_exit, limits=limits).end
+        return ChildProcess(command, on_line, on_exit, limits=limits, environment=environment).end
     except OSError as error:
         put(TaskEnded(command_id, None, str(error.strerror)))
         return lambda: None

@@ -182,8 +182,9 @@ class Commands:
         taken = self._journal.taken
         rebooted = (taken.op, taken.id) == (REBOOT, command_id) and taken.boot != boot_id()
         self._tell(
-            "successful" if rebooted else "failed", op, command_id, "" if rebooted else INTERRUPTED
-        )
+            "successful" if rebooted else "failed", op, command_id,
+            "" if rebooted else INTERRUPTED, refused=not rebooted,
+        )  # fmt: skip
 
     # -- time and events
 
@@ -208,7 +209,7 @@ class Commands:
         if isinstance(event, CommandCheck):
             self._on_verdict(self._verification.on_event(event.event, now_s), now_s)
         elif self._current is not None and event.id == self._current.command.id:
-            self._finish(event.problem, event.result)
+            self._finish(event.problem, event.result, refused=False)
 
     def on_reply(self, request: str, number: str, payload: bytes) -> None:
         """Pass a part of a metadata file on to the child that checks."""
@@ -279,7 +280,7 @@ class Commands:
         if isinstance(outcome, Done):
             self._finish("", dict(outcome.result))
         elif isinstance(outcome, Denied):
-            self._finish(outcome.reason)
+            self._finish(outcome.reason, refused=outcome.refused)
         elif isinstance(outcome, Child):
             self._end_task = start_task(
                 command.id, outcome.command, self._put, limit_s=outcome.limit_s,
@@ -310,7 +311,9 @@ class Commands:
 
         threading.Thread(target=wait, daemon=True).start()
 
-    def _finish(self, problem: str, result: dict[str, object] | None = None) -> None:
+    def _finish(
+        self, problem: str, result: dict[str, object] | None = None, *, refused: bool = True
+    ) -> None:
         """End the current command; it failed if there is a problem."""
         order, self._current = self._current, None
         self._end_task()
@@ -318,15 +321,25 @@ class Commands:
         self.job.stop()
         self._checking, self._reboot_by_s = False, None
         if order is not None and order.command.id not in self._finished:
-            self._end(order, problem, result)
+            self._end(order, problem, result, refused=refused)
 
-    def _end(self, order: _Order, problem: str, result: dict[str, object] | None = None) -> None:
+    def _end(
+        self,
+        order: _Order,
+        problem: str,
+        result: dict[str, object] | None = None,
+        *,
+        refused: bool = True,
+    ) -> None:
         if problem:
             LOG.warning(
                 "the command %s (%s) failed: %s", order.command.op, order.command.id, problem
             )
         status: CommandStatus = "failed" if problem else "successful"
-        self._tell(status, order.command.op, order.command.id, problem, result)
+        self._tell(
+            status, order.command.op, order.command.id, problem, result,
+            refused=bool(problem) and refused,
+        )  # fmt: skip
 
     def _tell(
         self,
@@ -335,11 +348,14 @@ class Commands:
         command_id: str,
         reason: str = "",
         result: dict[str, object] | None = None,
+        *,
+        refused: bool = False,
     ) -> None:
         at = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
         state = CommandState(
-            status=status, op=op, id=command_id, at=at, reason=reason, result=result or {}
-        )
+            status=status, op=op, id=command_id, at=at, reason=reason, refused=refused,
+            result=result or {},
+        )  # fmt: skip
         if status in ("successful", "failed"):
             self._finished.append(command_id)
         self._unsent[self._topics.command(op, command_id)] = encode(state)

@@ -3,6 +3,7 @@
 It is the least of what a board does: a release, a pipeline or another command ends it.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from device.protocol.documents import BlobGet, Phase, PipelineStatus
 from device.update.fetching import Fetching
 
 FOLDER = "farm"  # of the state folder
+WORK = "farm-work"  # the same: what a job's child writes, the kit unpacked and temporary files
 LABEL, YES = "farm", "yes"
 FETCH_S = 120.0  # without a byte of the kit for so long a job has failed
 WORKING: tuple[Phase, ...] = ("verifying", "downloading", "staging", "trial")
@@ -49,7 +51,7 @@ class FarmJob:
     ) -> None:
         """`ask` sends a request for chunks; `put` takes the child's end, from another thread;
         `refusal`: why the board does no job now."""
-        self._folder = state_dir / FOLDER
+        self._folder, self._work = state_dir / FOLDER, state_dir / WORK
         self._fetching = Fetching(self._folder, window_chunks)
         self._ask, self._put, self._refusal = ask, put, refusal
         self._job: tuple[str, Job] | None = None
@@ -71,6 +73,7 @@ class FarmJob:
         """Fetch the kit; what is wrong is told by `advance`."""
         self._job, self._heard, self._problem = (command_id, job), (-1, 0.0), ""
         try:
+            shutil.rmtree(self._work, ignore_errors=True)  # an earlier agent may have been killed
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._fetching.begin(job.kit)
         except (TandemError, OSError) as error:
@@ -110,13 +113,21 @@ class FarmJob:
         return ""
 
     def _start(self, command_id: str, job: Job) -> str:
+        work = self._work / command_id
+
+        def put(event: TaskEnded) -> None:
+            shutil.rmtree(work, ignore_errors=True)  # the child is dead
+            self._put(event)
+
         try:
             kit = self._fetching.finish()
+            work.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (TandemError, OSError) as error:
             return _said(error)
         self._end_task = start_task(
-            command_id, (*job.command, str(kit)), self._put, limit_s=job.limit_s,
+            command_id, (*job.command, str(kit)), put, limit_s=job.limit_s,
             max_bytes=MAX_RESULT_BYTES, memory_bytes=default_limit_bytes(),
+            environment={"TMPDIR": str(work)},
         )  # fmt: skip
         return ""
 

@@ -32,9 +32,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """It was not done, and why."""
+    """It was not done, and why. `refused`: because of the board, not of what was asked."""
 
     reason: str
+    refused: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,5 +219,5 @@ def run_operation(
     try:
         values = msgspec.convert(dict(arguments), row.arguments, strict=False)
     except msgspec.ValidationError as error:
-        return Denied(f"the arguments of {name} are not understood: {error}")
+        return Denied(f"the arguments of {name} are not understood: {error}", refused=False)
     return row.run(board, values)

@@ -263,7 +263,8 @@ class Command(_Document, frozen=True, kw_only=True):
 class CommandState(_Document, frozen=True, kw_only=True):
     """How far a command is: the device writes it in the place of the command, retained.
 
-    `reason`: why it failed. `at`: RFC 3339, UTC. `result`: what the operation gives.
+    `reason`: why it failed. `refused`: it failed because of this device or its state now, not
+    because of what was asked. `at`: RFC 3339, UTC. `result`: what the operation gives.
     """
 
     status: CommandStatus
@@ -271,6 +272,7 @@ class CommandState(_Document, frozen=True, kw_only=True):
     id: CommandId
     at: str = ""
     reason: str = ""
+    refused: bool = False
     result: dict[str, Any] = {}
 
 

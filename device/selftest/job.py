@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = {step.name for step in STEPS}
         if unknown := sorted(set(steps) - known):
             raise ReportError(f"a selftest has no step {unknown[0]!r}: update Tandem on this board")
-        with tempfile.TemporaryDirectory(prefix="job-", dir=arguments.kit.parent) as name:
+        with tempfile.TemporaryDirectory(prefix="tandem-job-") as name:
             folder, report = Path(name), Path(name, "report")
             kit = open_packed(arguments.kit, folder).only(items)
             (folder / LIST).write_bytes(msgspec.json.encode(kit))

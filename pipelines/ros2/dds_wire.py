@@ -31,7 +31,7 @@ from device.errors import PipelineError
 from pipelines.ros2.cdr import HEAD, Message, encode
 from pipelines.ros2.messages import ENTITIES, HUMBLE_ENTITIES, Field, fields_of
 from pipelines.ros2.type_hash import type_hash
-from pipelines.ros2.wire import DEPTHS, Answer, Node, OnData, dds_type
+from pipelines.ros2.wire import DEPTHS, MAX_REQUEST, Answer, Node, OnData, dds_type
 from pipelines.sink_config import Ros2Qos
 
 MULTICAST = "multicast"
@@ -131,6 +131,13 @@ class DdsNode:
 
         def on_request(sample: Any) -> None:  # noqa: ANN401
             start, end = len(HEAD), len(HEAD) + ID_BYTES
+            size = len(sample.cdr) - ID_BYTES
+            if size > MAX_REQUEST:
+                _log.warning(
+                    "a request of %s is not answered: it has %d bytes, more than %d",
+                    name, size, MAX_REQUEST,
+                )  # fmt: skip
+                return
             try:
                 reply = answer(sample.cdr[:start] + sample.cdr[end:])
             except PipelineError as error:
@@ -202,11 +209,15 @@ class DdsNode:
 
     def _read(self, reader: Any, on_sample: Callable[[Any], None]) -> None:  # noqa: ANN401
         while not self._closing.is_set():
-            for sample in reader.take_iter(timeout=duration(seconds=POLL_S)):
-                if hasattr(sample, "cdr"):  # none: the writer has gone
-                    on_sample(sample)
-                if self._closing.is_set():
-                    return
+            try:
+                for sample in reader.take_iter(timeout=duration(seconds=POLL_S)):
+                    if hasattr(sample, "cdr"):  # none: the writer has gone
+                        _guarded(on_sample, sample)
+                    if self._closing.is_set():
+                        return
+            except Exception as error:  # noqa: BLE001  (a reader lasts as long as its node)
+                _log.exception("a reader of DDS takes no sample: %s", error)
+                self._closing.wait(POLL_S)
 
 
 class DdsPublisher:
@@ -240,6 +251,13 @@ class DdsPublisher:
             self._writer.write(sample, wall_ns)
         except DDSException as error:
             raise PipelineError(f"DDS takes no message ({error})") from error
+
+
+def _guarded(on_sample: Callable[[Any], None], sample: Any) -> None:  # noqa: ANN401
+    try:
+        on_sample(sample)
+    except Exception as error:  # noqa: BLE001  (the next sample is to be read)
+        _log.exception("a sample of DDS is dropped: %s", error)
 
 
 def _user_data(endpoint: Any) -> dict[str, str]:  # noqa: ANN401

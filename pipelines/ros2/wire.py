@@ -13,6 +13,7 @@ NO_HASH = "TypeHashNotSupported"  # of Humble, whose types have no hash
 
 # ROS 2's profiles: what a late subscriber gets, and how many messages wait for a slow one.
 DEPTHS: dict[Ros2Qos, int] = {"sensor_data": 5, "reliable": 10, "transient_local": 1}
+MAX_REQUEST = 65536  # bytes of a request to a service; parameters take some hundred
 
 OnData = Callable[[str, bytes], None]
 Answer = Callable[[bytes], bytes]

@@ -17,13 +17,21 @@ import zenoh.ext
 
 from device.errors import PipelineError
 from pipelines.ros2.type_hash import type_hash
-from pipelines.ros2.wire import DEPTHS, NO_HASH, Answer, Node, OnData, dds_type, ros_type
+from pipelines.ros2.wire import (
+    DEPTHS,
+    MAX_REQUEST,
+    NO_HASH,
+    Answer,
+    Node,
+    OnData,
+    dds_type,
+    ros_type,
+)
 from pipelines.sink_config import Ros2Qos
 
 ROUTER = "tcp/localhost:7447"  # where rmw_zenoh's nodes look for one
 MULTICAST = "multicast"
 RETRY_MS = 1000
-MAX_REQUEST = 65536  # bytes; parameters take some hundred
 # Sequence number, ns since 1970, length and bytes of the sender's id.
 ATTACHMENT = struct.Struct("<qqB16s")
 # How rmw_zenoh writes profiles into tokens: what is its default is left out.

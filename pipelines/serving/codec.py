@@ -23,6 +23,8 @@ from pipelines.serving.protocol import (
     to_bf16,
 )
 
+MAX_DEPTH = 100  # of lists in the data of an input, as Triton's
+
 Bytes = bytes | bytearray | memoryview
 
 _LENGTH = struct.Struct("<I")  # before each element of BYTES
@@ -173,8 +175,14 @@ def _split(name: str, view: memoryview, count: int) -> Array:
 
 def _flatten(name: str, raw: msgspec.Raw, item: type) -> list[Any]:
     try:
-        values = msgspec.json.decode(raw)
+        values, depth = msgspec.json.decode(raw), 1
         while isinstance(values, list) and values and isinstance(values[0], list):
+            depth += 1
+            if depth > MAX_DEPTH:
+                refuse(
+                    f"the data of input {name!r}: JSON nesting depth exceeds maximum allowed limit"
+                    f" ({MAX_DEPTH})"
+                )
             if not all(isinstance(one, list) for one in values):
                 refuse(f"the data of input {name!r} has lists beside values")
             values = list(chain.from_iterable(values))

@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -144,12 +145,10 @@ class Connection(asyncio.BufferedProtocol):
         size = length_of(head.headers, "content-length")
         self._server.check(head, has_body=bool(encoding or size))
         if encoding:
-            if encoding != "chunked" or size is not None:
-                refuse(
-                    f"the transfer-encoding is {encoding!r}"
-                    f"{' beside a content-length' if size is not None else ''}: this server takes"
-                    " 'chunked' alone"
-                )
+            if encoding != "chunked":
+                refuse(f"the transfer-encoding is {encoding!r}: this server takes 'chunked' alone")
+            if size is not None:  # it does not count, and what follows is not read: RFC 9112, 6.3
+                head = replace(head, keeps_open=False)
             self._chunks = Chunks(self._server.service.max_request_bytes)
             self._head[: len(rest)] = rest
             self._filled = len(rest)

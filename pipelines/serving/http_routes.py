@@ -82,7 +82,9 @@ async def _statistics(
 
 
 async def _index(service: Service, head: Head, body: memoryview) -> Answer:
-    ready = bool(_object(body).get("ready", False))
+    ready = _object(body).get("ready", False)
+    if not isinstance(ready, bool):
+        refuse(f"Invalid value for 'ready': expected a boolean, got {ready!r:.100}")
     rows = await service.repository.index()
     return _json([row for row in rows if not ready or row["state"] == "READY"])
 
@@ -142,7 +144,7 @@ async def _trace(service: Service, head: Head, body: memoryview, model: str = ""
     changes = {}
     for name, value in _object(body).items():
         values = value if isinstance(value, list) else [value]
-        changes[name] = None if value is None else tuple(map(str, values))
+        changes[name] = None if value is None else tuple(map(str, values)) or None
     rows = service.trace_settings(model, changes)
     return _json({
         name: list(values) if name == "trace_level" else values[0] for name, values in rows.items()
@@ -209,18 +211,21 @@ def _raw_request(
     model = service.repository.find(name, version)
     if len(model.inputs) != 1:
         refuse(
-            f"a raw binary request was sent; model {name!r} has {len(model.inputs)} inputs and not"
-            " one"
+            "Raw request must only have 1 input (found 1) to be deduced but got"
+            f" {len(model.inputs)} inputs in {name!r} model configuration"
         )
     port = next(iter(model.inputs.values()))
     shape = [1, *port.shape()] if model.max_batch else port.shape()
+    if shape.count(-1) > 1:
+        refuse(
+            f"The shape of the raw input {port.name!r} can not be deduced because there are more"
+            f" than one variable-sized dimension: it is {shape}"
+        )
     if port.datatype == BYTES:
-        if shape.count(-1) == 1:
-            shape[shape.index(-1)] = 1
         if any(size != 1 for size in shape):
             refuse(
-                f"a raw binary request was sent; input {port.name!r} of BYTES has the shape"
-                f" {shape} and must have one element"
+                f"For BYTE datatype raw input {port.name!r}, the model must have input shape [1]:"
+                f" it is {shape}"
             )
         tensor = from_values(port.name, BYTES, tuple(shape), [bytes(body)])
     else:

@@ -249,7 +249,8 @@ class Repository:
     ) -> None:
         """Load a model, or its files anew; the former one answers until this one is ready.
 
-        `override` is a configuration in JSON; `files`, by `VERSION/NAME`, replace the model's.
+        `override` is a configuration in JSON; `files`, by `VERSION/NAME` or `NAME`, replace the
+        model's.
         Raises Refusal.
         """
         self._check_control()
@@ -302,8 +303,8 @@ class Repository:
     def _check_control(self) -> None:
         if self.mode != "explicit":
             refuse(
-                f"models are not loaded and unloaded by requests: the model control mode is"
-                f" {self.mode!r}, not 'explicit'",
+                "explicit model load / unload is not allowed if polling is enabled, or if all"
+                f" models are loaded at the start: the mode is {self.mode!r}, not 'explicit'",
                 Status.UNAVAILABLE,
             )
 
@@ -314,16 +315,27 @@ class Repository:
             refuse(f"failed to load {name!r}: a model's name is that of its folder")
         with tempfile.TemporaryDirectory() as folder:
             for place, content in files.items():
-                parts = Path(place).parts
+                version, _, file_name = place.rpartition("/")
                 if (
-                    len(parts) != 2
-                    or not parts[0].isdecimal()
-                    or (parts[1] in {".", ".."} or "\0" in place)
+                    (version and not version.isdecimal())
+                    or file_name in {"", ".", ".."}
+                    or "\0" in place
+                    or place.startswith("/")
                 ):
-                    refuse(f"failed to load {name!r}: the file {place!r} is not VERSION/NAME")
-                path = Path(folder, name, *parts)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+                    refuse(
+                        f"failed to load {name!r}: the file {place[:300]!r} is not VERSION/NAME or"
+                        " NAME"
+                    )
+                path = Path(folder, name, version, file_name)
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                except OSError as error:
+                    refuse(
+                        f"failed to load {name!r}, failed to poll from model repository: the file"
+                        f" {place[:100]!r} is not written ({error.strerror})",
+                        Status.INTERNAL,
+                    )
             source = _folder(Path(folder, name))
             if source is None:
                 refuse(f"failed to load {name!r}: the request has no file of a version")

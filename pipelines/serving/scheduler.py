@@ -189,10 +189,15 @@ class Scheduler:
 
     def run_here(self, item: Item) -> Sequence[Any]:
         """Run a request in the thread of the caller, which costs less than to wake another; queue
-        it, and return nothing, if no instance is free or it is to wait for others. Raises
-        Refusal."""
+        it, and return nothing, if it may go together with others, or if the only instance is not
+        free. Raises Refusal."""
         with self._changed:
-            alone = not self._queue and self._free and not self._queue.policy.delay_s
+            alone = (
+                self._queue.policy.max_batch == 1
+                and len(self._threads) == 1
+                and not self._queue
+                and self._free
+            )
             self._put(item)
             if not alone:
                 self._changed.notify()

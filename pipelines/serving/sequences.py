@@ -4,8 +4,9 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -25,10 +26,20 @@ from pipelines.serving.protocol import (
 )
 
 MAX_SEQUENCES = 4096  # of a model at once
+MAX_STATE_BYTES = 1 << 28  # of all sequences of a model
+EXPIRE_S = (1.0, 60.0)  # how soon idle sequences are looked for: at the least and at the most
 IDLE_US = 1_000_000  # Triton's
 INITIAL_STATES = "initial_state"  # folder of the files that sequences begin with
-START, READY, END, CORRELATION = range(4)  # kinds of control inputs
 FLAGS = (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL"))
+
+
+class ControlKind(IntEnum):
+    """What a control input tells, numbered as in model_config.proto."""
+
+    START = 0
+    READY = 1
+    END = 2
+    CORRELATION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,7 @@ class Control:
 
     def of(self, ident: Parameter, flags: Mapping[int, bool]) -> Any:  # noqa: ANN401
         """Return its value for a request. Raises Refusal: it takes no such correlation id."""
-        if self.kind != CORRELATION:
+        if self.kind != ControlKind.CORRELATION:
             return self.values[flags[self.kind]]
         if self.datatype == BYTES:
             return str(ident)
@@ -53,13 +64,14 @@ class Control:
 
 
 @dataclass(slots=True)
-class _Running:
-    """A sequence: `states` by input, `waiting` requests."""
+class SequenceState:
+    """A sequence: `states` by input, `waiting` requests; `ended` when its last one succeeded."""
 
     states: Mapping[str, Array]
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
-    heard_s: float = 0.0
+    last_used_s: float = field(default_factory=time.monotonic)
+    ended: bool = False
 
 
 class SequenceModel(QueuedModel):
@@ -87,7 +99,9 @@ class SequenceModel(QueuedModel):
             for name, ports in ((row.input_name, inputs), (row.output_name, outputs)):
                 _check(config, "state", name, datatype, ports)
             self._initial[row.input_name] = self._first_state(config.name, row, folder)
-        self._running: dict[Parameter, _Running] = {}
+        self._sequences: dict[Parameter, SequenceState] = {}
+        self._state_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._idle_s = (rows.max_sequence_idle_microseconds or IDLE_US) / 1e6
         super().__init__(version, config, opened, folder, max_queue)
 
@@ -118,7 +132,9 @@ class SequenceModel(QueuedModel):
             "sequence_start": True,
             "sequence_end": True,
         }
-        if any(one.kind == CORRELATION and one.datatype != BYTES for one in self._controls):
+        if any(
+            one.kind == ControlKind.CORRELATION and one.datatype != BYTES for one in self._controls
+        ):
             flags["sequence_id"] = 1
         return replace(super().sample(), parameters=flags)
 
@@ -136,8 +152,8 @@ class SequenceModel(QueuedModel):
         if self.rows(request) != 1:
             refuse(f"inference request to {where} must specify batch-size 1: it is of a sequence")
         flags = {
-            START: parameters.get("sequence_start") is True, READY: True,
-            END: parameters.get("sequence_end") is True,
+            ControlKind.START: parameters.get("sequence_start") is True, ControlKind.READY: True,
+            ControlKind.END: parameters.get("sequence_end") is True,
         }  # fmt: skip
         controls = {
             one.name: np.full(
@@ -145,44 +161,100 @@ class SequenceModel(QueuedModel):
             )
             for one in self._controls
         }
-        running = self._sequence(ident, starts=flags[START], ends=flags[END])
-        running.waiting += 1
+        sequence = self._sequence(ident, starts=flags[ControlKind.START])
+        sequence.waiting += 1
         try:
-            async with running.lock:
-                outputs = await super().run(request, {**controls, **running.states})
-                running.states = {name: outputs[kept] for name, kept in self._kept.items()}
+            async with sequence.lock:
+                if sequence.ended:
+                    self._refuse_unknown(ident)
+                outputs = await super().run(request, {**controls, **sequence.states})
+                if flags[ControlKind.END]:
+                    sequence.ended = True
+                    if self._sequences.get(ident) is sequence:
+                        self._forget(ident)
+                else:  # copies: an output is a row of a batch
+                    states = {name: outputs[kept].copy() for name, kept in self._kept.items()}
+                    if self._sequences.get(ident) is sequence:
+                        self._count_bytes(_bytes(states) - _bytes(sequence.states))
+                    sequence.states = states
         finally:
-            running.waiting -= 1
-            running.heard_s = time.monotonic()
+            sequence.waiting -= 1
+            sequence.last_used_s = time.monotonic()
         return outputs
 
-    def _sequence(self, ident: Parameter, *, starts: bool, ends: bool) -> _Running:
-        """Return a sequence, a new one where it starts; one that ends is forgotten. Raises
-        Refusal."""
-        now_s = time.monotonic()
-        while self._running:
-            oldest = next(iter(self._running))
-            one = self._running[oldest]
-            if one.waiting or now_s - one.heard_s <= self._idle_s:
-                break
-            del self._running[oldest]
-        running = self._running.pop(ident, None)
+    def close(self) -> None:
+        """As QueuedModel; sequences are forgotten."""
+        super().close()
+        self._sequences = {}
+
+    def _sequence(self, ident: Parameter, *, starts: bool) -> SequenceState:
+        """Return a sequence, a new one where it starts. Raises Refusal."""
+        sequence = self._sequences.get(ident)
+        if sequence is not None and (starts or self._is_idle(sequence)):
+            self._forget(ident)
+            sequence = None
         if starts:
-            running = _Running(self._initial)
-        if running is None:
+            if len(self._sequences) >= MAX_SEQUENCES:
+                self._expire()
+            if len(self._sequences) >= MAX_SEQUENCES:
+                refuse(
+                    f"model {self.name!r} has {MAX_SEQUENCES} sequences that have not ended, the"
+                    " most: try again later",
+                    Status.BUSY,
+                )
+            self._count_bytes(_bytes(self._initial))
+            self._sequences[ident] = sequence = SequenceState(self._initial)
+            if self._timer is None:
+                self._set_timer()
+        if sequence is None:
+            self._refuse_unknown(ident)
+        return sequence
+
+    def _refuse_unknown(self, ident: Parameter) -> NoReturn:
+        refuse(
+            f"inference request for sequence {ident!r:.100} to model {self.name!r} must"
+            " specify the START flag on the first request of the sequence"
+        )
+
+    def _count_bytes(self, more: int) -> None:
+        """Count bytes of states. Raises Refusal: there would be too many."""
+        if self._state_bytes + more > MAX_STATE_BYTES:
+            self._expire()
+        if more > 0 and self._state_bytes + more > MAX_STATE_BYTES:
             refuse(
-                f"inference request for sequence {ident!r:.100} to model {self.name!r} must"
-                " specify the START flag on the first request of the sequence"
-            )
-        if len(self._running) >= MAX_SEQUENCES:
-            refuse(
-                f"model {self.name!r} has {MAX_SEQUENCES} sequences that have not ended, the"
-                " most: try again later",
+                f"the states of the sequences of model {self.name!r} would have"
+                f" {self._state_bytes + more} bytes, and may have {MAX_STATE_BYTES}: end sequences,"
+                " or try again later",
                 Status.BUSY,
             )
-        if not ends:
-            self._running[ident] = running  # behind those that were heard before
-        return running
+        self._state_bytes += more
+
+    def _forget(self, ident: Parameter) -> None:
+        self._state_bytes -= _bytes(self._sequences.pop(ident).states)
+
+    def _is_idle(self, sequence: SequenceState) -> bool:
+        return not sequence.waiting and time.monotonic() - sequence.last_used_s > self._idle_s
+
+    def _expire(self) -> None:
+        """Forget the sequences that have been idle for too long."""
+        for ident in [key for key, one in self._sequences.items() if self._is_idle(one)]:
+            self._forget(ident)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._expire()
+        if self._sequences:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Look for idle sequences when the first may be, and while there are any."""
+        first_s = min(one.last_used_s for one in self._sequences.values()) + self._idle_s
+        delay_s = min(max(EXPIRE_S[0], first_s - time.monotonic()), EXPIRE_S[1])
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+
+def _bytes(states: Mapping[str, Array]) -> int:
+    return sum(array.nbytes for array in states.values())
 
 
 def _datatype(row: Any) -> str:  # noqa: ANN401
@@ -191,10 +263,10 @@ def _datatype(row: Any) -> str:  # noqa: ANN401
 
 
 def _control(config: Config, name: str, row: Any, inputs: Mapping[str, Port]) -> Control:  # noqa: ANN401
-    if row.kind == CORRELATION:
+    if row.kind == ControlKind.CORRELATION:
         datatype = _datatype(row)
         countable = datatype in DATATYPES and DATATYPES[datatype].numpy.kind in "iuO"
-        control = Control(name, CORRELATION, datatype if countable else "")
+        control = Control(name, ControlKind.CORRELATION, datatype if countable else "")
     else:
         values, datatype = next(
             ((getattr(row, key), kind) for key, kind in FLAGS if len(getattr(row, key)) == 2),

@@ -24,7 +24,9 @@ class Spans(Closing):
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError as error:
-            raise ConfigError(f"--otlp needs {error.name}: {pip_install('otel')}") from error
+            raise ConfigError(
+                f"`tandem serve --otlp` needs {error.name}: {pip_install('otel')}"
+            ) from error
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"{url!r} is no collector: write http://HOST:PORT, port 4318 as a rule."

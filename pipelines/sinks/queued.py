@@ -52,8 +52,8 @@ class QueuedSink(AbstractContextManager["QueuedSink"]):
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """KIND_queue: results come faster than they are sent; KIND_error: a message could not be
-        made or sent; what the sink adds."""
+        """KIND_queue: results come faster than they are sent, or were left at the end; KIND_error:
+        a message could not be made or sent; what the sink adds."""
         return dict(self._dropped)
 
     @abstractmethod
@@ -65,7 +65,7 @@ class QueuedSink(AbstractContextManager["QueuedSink"]):
         """Make and send the figures of a second."""
 
     def idle(self) -> None:
-        """Do what is due without results, at least once a second."""
+        """Do what is due when no result came for a second."""
 
     def close(self) -> None:
         """Write what is left, and close the output."""
@@ -76,11 +76,15 @@ class QueuedSink(AbstractContextManager["QueuedSink"]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send the queue, and close."""
+        """Send the queue, and close; what is not sent in `close_s` is dropped."""
         with self._filled:
             self._closing = True
             self._filled.notify()
         self._thread.join(self._close_s)
+        with self._filled:
+            if self._queue:
+                self._dropped[f"{self._kind}_queue"] += len(self._queue)
+                self._queue.clear()
 
     def write(self, result: FrameResult) -> None:
         """Queue a result."""

@@ -36,12 +36,13 @@ from device.agent.commands import (
 )
 from device.agent.config import CommandsTable, TrustTable
 from device.agent.farm_job import ANOTHER, FarmJob, no_job
-from device.agent.operations import Board
+from device.agent.operations import Board, Job
 from device.agent.verification import Verification
-from device.protocol.documents import BlobGet, Command, CommandState, decode, encode
+from device.protocol.documents import BlobGet, BlobSpec, Command, CommandState, decode, encode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.signed import sign_command
 from device.protocol.topics import Topics
+from device.update.fetching import Fetching
 from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
@@ -567,6 +568,7 @@ def test_a_job_beyond_its_limits_is_refused(tmp_path: Path, argument: str, value
     told = Told(tmp_path, allow=("job",))
     assert give_job(told, "c1", **{argument: value}) == ["c1 executing", "c1 failed"]
     assert "the arguments of job are not understood" in told.sent[-1].reason
+    assert not told.sent[-1].refused  # no other board would take it
     assert not told.asked
 
 
@@ -578,7 +580,7 @@ def test_a_job_fetches_its_kit_and_gives_way_to_all_else(tmp_path: Path) -> None
     counter = told.commands._journal.taken.counter + 1
     published = told.take(new_command("restart", id="c2", counter=counter))
     assert published == ["c1 failed", "c2 executing", "c2 successful"]
-    assert told.sent[0].reason == ANOTHER
+    assert (told.sent[0].reason, told.sent[0].refused) == (ANOTHER, True)
     # Nor a pipeline that begins, or a release.
     assert give_job(told, "c3") == ["c3 executing"]
     told.no_job = "its pipeline is running"
@@ -591,3 +593,34 @@ def test_a_job_fetches_its_kit_and_gives_way_to_all_else(tmp_path: Path) -> None
     assert not told.commands.job.running
     assert told.take() == []
     assert not list((tmp_path / "farm").iterdir())
+    # A job whose child ends without a result has failed: another board need not do better.
+    assert give_job(told, "c6") == ["c6 executing"]
+    told.commands.on_event(TaskEnded("c6", None, "it held 9000 MiB"), 3.0)
+    assert (told.sent[-1].reason, told.sent[-1].refused) == ("it held 9000 MiB", False)
+
+
+def test_nothing_is_left_on_the_disk_of_a_job_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: queue.Queue[TaskEnded] = queue.Queue()
+    asked: list[BlobGet] = []
+    job = FarmJob(tmp_path, 4, ask=asked.append, put=events.put, refusal=lambda: "")
+    leftover = tmp_path / "farm-work" / "earlier" / "kit"  # the agent was killed with its child
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"kit")
+    program = (
+        "import signal, sys, tempfile; from pathlib import Path\n"
+        "Path(tempfile.mkdtemp(), 'engine').write_bytes(b'x')\n"
+        f"Path({str(tmp_path / 'ready')!r}).touch(); signal.pause()"
+    )
+    spec = BlobSpec(sha256="ab" * 32, bytes=1000, chunk_bytes=65536, index_sha256="cd" * 32)
+    job.begin("c1", Job(spec, (sys.executable, "-c", program), WAIT_S))
+    assert not leftover.exists()
+    monkeypatch.setattr(Fetching, "complete", True)
+    monkeypatch.setattr(Fetching, "finish", lambda _: tmp_path / "kit")
+    assert job.advance(1.0, waited_for=False) == ""
+    wait_until((tmp_path / "ready").exists, lambda: list(events.queue))
+    assert list((tmp_path / "farm-work").rglob("engine"))
+    job.stop()
+    assert events.get(timeout=WAIT_S).id == "c1"
+    assert not list((tmp_path / "farm-work").iterdir())

@@ -124,7 +124,7 @@ def test_lines_wait_for_the_connection_and_do_not_keep_the_agent_busy(tmp_path: 
     remote = Remote(
         config, Topics("board-1"), lines=lines, updater=mock.Mock(),
         presence=presence,  # type: ignore[arg-type]
-        report=dict, put=lambda _event: None,
+        report=dict, pipeline=mock.Mock(), put=lambda _event: None,
     )  # fmt: skip
     lines.add("agent", "first")
     now_s = time.monotonic()

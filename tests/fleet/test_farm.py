@@ -1,9 +1,12 @@
 """A farm over a real broker: simulated boards, and real agents that measure for a build."""
 
 import json
+import traceback
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from fleet_server_fixtures import ServerProcess, wait_until, write_fleet
 from model_fixtures import small_convnet
 from mqtt_fixtures import AgentBox, Mosquitto
 
+from device.protocol.documents import BlobSpec
+from device.protocol.mqtt import Link
 from device.selftest.report import read_report
 from scripts.farm_boards import PROFILE, FarmBoard, farm_fleet, mosquitto, simulated, works
 from toolkit.board_kit.make import KitRequest, make_kit
@@ -20,7 +25,7 @@ from toolkit.cli.commands.build import build
 from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.errors import FleetError
 from toolkit.fleet.farm.run import Run, boards_for
-from toolkit.fleet.farm.values import Rules
+from toolkit.fleet.farm.values import Joined, Lost, Rules
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.store.board_leases import lease_board, release_board
 from toolkit.fleet.store.log import rows_after
@@ -66,6 +71,51 @@ def test_boards_that_lie_die_or_answer_another_job_do_not_spoil_the_table(
         assert database.rows("SELECT board FROM board_leases") == [("b6",)]
         jobs = [row for row in rows_after(database, 0) if '"op":"job"' in row.body]
         assert len(jobs) == sum(board.taken for board in boards.values())
+
+
+def test_a_job_that_fails_on_every_board_is_given_up_and_the_boards_go_on(
+    tmp_path: Path, broker: int
+) -> None:
+    boards = {f"f{n}": FarmBoard(fails=("part-2",)) for n in range(4)}
+    boards["f0"].refuses = True
+    fleet = farm_fleet(tmp_path / "fleet", broker, list(boards))
+    kit = tmp_path / "kit"
+    kit.write_bytes(b"kit")
+    with closing(fleet.open_store()) as database, simulated(broker, boards, ITEMS):
+        run = Run(fleet, database, kit, works(ITEMS), minutes=1, who="me")
+        table = run.measure(sorted(boards))
+    assert table.out == {"f0": "its pipeline is running"}
+    assert table.boards == ("f1", "f2", "f3")
+    assert table.reasons["part-2"].startswith("it failed on 3 boards; ")
+    assert {name for name, one in table.verdicts.items() if one == "agreed"} == {
+        "part-0", "part-1", "part-3",
+    }  # fmt: skip
+
+
+def test_boards_that_another_run_has_are_passed_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them costs a call within the call of the one before."""
+    boards = [f"b{n:02}" for n in range(20)]
+    fleet = farm_fleet(tmp_path / "fleet", 1, boards)
+    depths: list[int] = []
+
+    def refuse(*_: object) -> bool:
+        depths.append(len(traceback.extract_stack()))
+        return False
+
+    link = cast(Link, SimpleNamespace(publish=lambda *_, **__: True))
+    spec = BlobSpec(sha256="a" * 64, bytes=1, chunk_bytes=4096, index_sha256="b" * 64)
+    with closing(fleet.open_store()) as database:
+        rules = Rules(repeats=1)
+        one = works({"part-0": ITEMS["part-0"]})
+        run = Run(fleet, database, tmp_path, one, minutes=1, who="me", rules=rules)
+        for board in boards:
+            run._step(link, spec, Joined(board))
+        monkeypatch.setattr("toolkit.fleet.farm.run.lease_board", refuse)
+        run._step(link, spec, Lost("b00", "its agent is lost"))
+    assert len(depths) == len(boards) - 1
+    assert len(set(depths)) == 1
 
 
 def test_a_board_is_leased_to_one_run_at_a_time(tmp_path: Path) -> None:

@@ -97,6 +97,13 @@ def test_a_board_that_another_run_has_is_asked_again_later() -> None:
     assert [effect.board for effect in effects if isinstance(effect, v.Job)] == ["x"]
 
 
+def test_a_board_that_is_free_again_and_has_nothing_to_do_is_not_waited_for() -> None:
+    farm = v.make_farm([ONE], v.Rules(repeats=1, lease_s=60.0))
+    state, _ = run(farm, *joined("x", "y"), (1.0, v.Busy(1)), (6.0, v.Tick()))
+    assert [job.board for job in state.running.values()] == ["y"]
+    assert due_s(state) == 61.0
+
+
 def test_a_liar_is_found_by_repeats_and_what_it_measured_is_measured_again() -> None:
     events = (*joined("x", "y", "z", "w"), measured(1), measured(2, 3.0), measured(3))
     state, _ = run(FARM, *events)
@@ -129,6 +136,31 @@ def test_one_disturbed_time_is_repeated_and_left_out() -> None:
     assert (told.times["b"], told.rows["b"].boards) == (20.0, ("w", "x", "z"))
     assert not told.liars
     assert told.error < 0.01
+
+
+@pytest.mark.parametrize(("more", "left_out"), [((), 2), (("w",), 2), (("w", "v"), 0)])
+def test_two_boards_that_lie_together_about_some_keys_pass_none_of_them(
+    more: tuple[str, ...], left_out: int
+) -> None:
+    farm = v.make_farm([v.Task("one", frozenset("abcde"))])
+    state, _ = run(farm, *joined("x", "y", "z", *more))
+    while state.running:
+        job = next(iter(state.running.values()))
+        times = {key: 1.0 if job.board in "yz" and key in "ab" else 10.0 for key in "abcde"}
+        state, _ = step(farm, state, v.Measured(job.number, times), 1.0)
+    told = table(farm, state)
+    assert set(told.times.values()) == {10.0}
+    assert len(told.times) == 5 - left_out
+    assert told.verdicts == {"one": "partly" if left_out else "agreed"}
+    assert bool(told.reasons) == bool(left_out)
+
+
+def test_two_boards_that_lie_together_about_most_keys_pass_nothing() -> None:
+    events = (*joined("x", "y", "z"), measured(1), measured(2, 0.1), measured(3, 0.1))
+    told = table(FARM, run(FARM, *events)[0])
+    assert not told.rows
+    assert told.verdicts == {"one": "missing"}
+    assert "fewer than 3 of x, y, z agree" in told.reasons["one"]
 
 
 @settings(max_examples=15, deadline=None, database=None)

@@ -42,6 +42,8 @@ FOREIGN = {
 SILENT = {
     ("toolkit", "demo"): "its model and all options are its own",
     ("pipelines", "demo"): "its model and all options are its own",
+    ("device.selftest", "build"): "boards of a farm run it",
+    ("device.selftest", "build-all"): "boards of a farm run it",
     ("toolkit", "import-triton"): "its note says that `tandem build` has the options",
     ("toolkit.graph", "model"): "it reads outputs and metadata, and runs no pass",
     ("toolkit.importers", "model"): "it reads outputs and metadata, and freezes no size",

@@ -12,8 +12,8 @@ from pipelines.sinks.queued import QueuedSink
 class Blocked(QueuedSink):
     """Its thread waits with the first frame in hand."""
 
-    def __init__(self, drops):
-        super().__init__("test", 2, drops, PATIENCE_S)
+    def __init__(self, drops, close_s=PATIENCE_S):
+        super().__init__("test", 2, drops, close_s)
         self.is_open = threading.Event()
         self.sent = []
 
@@ -40,3 +40,15 @@ def test_a_full_queue_drops_the_oldest_or_the_newest(drops, sent):
         sink.is_open.set()
     assert sink.sent == [*sent, "closed"]
     assert sink.dropped == {"test_queue": 2, "test_error": 1}
+
+
+def test_what_is_not_sent_at_the_end_counts_as_dropped():
+    sink = Blocked("oldest", close_s=0.0)
+    with sink:
+        sink.write(result(1))
+        wait_for(lambda: sink.sent, PATIENCE_S, "the first frame in the thread")
+        sink.write(result(2))
+        sink.write(result(3))
+    assert sink.dropped == {"test_queue": 2}
+    sink.is_open.set()
+    wait_for(lambda: sink.sent == [1, "closed"], PATIENCE_S, "the end of the thread")

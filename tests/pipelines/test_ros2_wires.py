@@ -35,11 +35,11 @@ from ros2_fixtures import (
 from video_fixtures import PATIENCE_S, free_port
 
 from device.errors import PipelineError
-from pipelines.ros2.cdr import decode, encode
+from pipelines.ros2.cdr import HEAD, decode, encode
 from pipelines.ros2.messages import DETECTIONS_2D, DIAGNOSTICS, IMAGE
 from pipelines.ros2.type_hash import type_hash
-from pipelines.ros2.wire import QOS_NAMES, Node, open_wire
-from pipelines.ros2.zenoh_wire import ATTACHMENT, MAX_REQUEST
+from pipelines.ros2.wire import MAX_REQUEST, QOS_NAMES, Node, open_wire
+from pipelines.ros2.zenoh_wire import ATTACHMENT
 
 QUICK, ALL = 200, 10_000
 HASH = type_hash(DETECTIONS_2D)
@@ -331,6 +331,32 @@ def test_a_node_of_dds_that_is_closed_has_gone_at_once():
             until(lambda: alive() == 2)
         until(lambda: alive() == 1)
         publisher.put(encode(DETECTIONS_2D, {}), 1)  # by a sender that is late: to nobody
+
+
+def test_a_service_of_dds_outlasts_a_request_that_fails_or_is_too_large(caplog):
+    kind, asked = "rcl_interfaces/srv/GetParameters", []
+
+    def answer(data):
+        asked.append(len(data))
+        if len(data) == 8:
+            raise ValueError("no such case")
+        return data
+
+    node = Node("tandem", domain=next(DOMAINS), connect=("localhost",))
+    with wire("dds", node) as ours:
+        ours.serve("get_parameters", kind, answer)
+        requests = ours._writer("rq/get_parametersRequest", f"{kind}_Request", "reliable")
+
+        def ask(size):
+            requests.put(HEAD + bytes(16 + size - len(HEAD)), 1)
+
+        until(lambda: asked or ask(8))
+        ask(MAX_REQUEST + 4)
+        ask(12)
+        until(lambda: asked[-1] == 12)
+    assert set(asked) == {8, 12}
+    assert "no such case" in caplog.text
+    assert f"{MAX_REQUEST + 4} bytes, more than {MAX_REQUEST}" in caplog.text
 
 
 def test_a_slow_reader_of_dds_costs_messages_and_never_the_sender():

@@ -17,7 +17,8 @@ import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
 import tritonclient.utils.shared_memory as shm
 from engine_fixtures import picture
-from serving_fixtures import rows, served, write_repository
+from onnx import TensorProto
+from serving_fixtures import identity, rows, served, write_repository
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
@@ -215,6 +216,41 @@ def test_a_body_without_binary_and_one_of_the_raw_tensor_alone(ports: Ports) -> 
     connection.close()
 
 
+def test_a_length_beside_chunks_does_not_count_and_ends_the_connection(ports: Ports) -> None:
+    data = np.arange(2, dtype=np.float32).tobytes()
+    connection = http.client.HTTPConnection("127.0.0.1", ports.http)
+    headers = {"Inference-Header-Content-Length": "0", "Transfer-Encoding": "chunked"}
+    content = b"8\r\n%b\r\n0\r\n\r\n" % data
+    smuggled = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    length = {"Content-Length": str(len(content + smuggled))}
+    path = "/v2/models/identity_fp32/infer"
+    connection.request("POST", path, content + smuggled, {**headers, **length})
+    stream = connection.sock.makefile("rb")
+    answer = stream.read()  # to the end of the connection
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(data)
+    assert b"Connection: close" in answer
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "data", "sentence"),
+    [
+        (TensorProto.FLOAT, ["batch", "n", "m"], b"\0" * 16, "more than one variable-sized"),
+        (TensorProto.STRING, ["batch", "n"], b"text", "must have input shape [1]"),
+    ],
+)
+def test_a_raw_body_whose_shape_is_not_known_is_refused(
+    tmp_path: Path, kind: int, shape: list[int | str], data: bytes, sentence: str
+) -> None:
+    identity(tmp_path, "same", kind, shape)
+    with served(tmp_path) as ports:
+        code, answer = body(
+            ports.http, "/v2/models/same/infer", data, Inference_Header_Content_Length="0"
+        )
+    assert (code, sentence in answer["error"]) == (400, True), answer
+
+
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compressed_requests(ports: Ports, algorithm: str) -> None:
     with triton_http.InferenceServerClient(f"127.0.0.1:{ports.http}") as client:
@@ -227,6 +263,13 @@ def test_compressed_requests(ports: Ports, algorithm: str) -> None:
         assert np.array_equal(answer.as_numpy("OUTPUT0"), 2 * rows(1))
 
 
+def nested(depth: int) -> list[Any]:
+    values: list[Any] = list(range(16))
+    for _ in range(depth - 1):
+        values = [values]
+    return values
+
+
 ROW = {"name": "INPUT0", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
 OTHER = {**ROW, "name": "INPUT1"}
 
@@ -237,7 +280,7 @@ OTHER = {**ROW, "name": "INPUT1"}
         (b"{", 400, "failed to parse the request JSON"),
         (b"[" * 5000, 400, "failed to parse"),
         (b'{"inputs": 3}', 400, "inputs"),
-        (infer_body(inputs=[ROW]), 400, "expected 2 inputs but got 1"),
+        (infer_body(inputs=[ROW]), 400, "but missing required input(s) ['INPUT1']"),
         (infer_body(inputs=[ROW, ROW, OTHER]), 400, "'INPUT0' of model 'simple' is given more"),
         (infer_body(inputs=[{**ROW, "name": "X"}, OTHER]), 400, "unexpected inference input 'X'"),
         (infer_body(inputs=[{**ROW, "datatype": "FP99"}, OTHER]), 400, "FP99"),
@@ -249,13 +292,14 @@ OTHER = {**ROW, "name": "INPUT1"}
         (infer_body(inputs=[{**ROW, "data": [2**31] * 16}, OTHER]), 400, "INT32 takes -2147483648"),
         (infer_body(inputs=[{**ROW, "data": [1.5] * 16}, OTHER]), 400, "Expected `int`"),
         (infer_body(inputs=[{**ROW, "data": [[1], 2]}, OTHER]), 400, "lists beside values"),
+        (infer_body(inputs=[{**ROW, "data": nested(101)}, OTHER]), 400, "allowed limit (100)"),
         (
             infer_body(inputs=[{**ROW, "parameters": {"binary_data_size": 64}}, OTHER]),
             400,
             "both `data` and `binary_data_size`",
         ),
         (infer_body(outputs=[{"name": "Y"}]), 400, "unexpected inference output 'Y'"),
-        (infer_body(outputs=[{"name": "OUTPUT0"}] * 2), 400, "requested more than once"),
+        (infer_body(outputs=[{"name": "OUTPUT0"}] * 2), 400, "already exists in request"),
         (infer_body(parameters={"priority": -1}), 400, "'priority'"),
     ],
 )
@@ -279,6 +323,8 @@ def test_refusals_of_paths_sizes_and_headers(ports: Ports, root: Path) -> None:
     assert body(port, "/v2/models/simple/infer", infer_body(), **negative)[0] == 400
     assert body(port, "/v2", Host="evil.example")[0] == 421
     assert body(port, "/v2", X="y" * 40000)[0] == 431
+    code, answer = body(port, "/v2/repository/index", b'{"ready": [true]}')
+    assert (code, "expected a boolean" in answer["error"]) == (400, True)
     with served(root, max_request_mb=1) as small:
         code, answer = body(small.http, "/v2/models/simple/infer", b" " * (2**20 + 1))
         assert (code, "1048577 bytes; this server takes 1048576" in answer["error"]) == (413, True)

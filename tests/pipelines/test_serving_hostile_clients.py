@@ -372,6 +372,37 @@ def test_a_timer_ends_with_its_request() -> None:
     assert asyncio.run(run()) == 0
 
 
+class OnCpu(Sleeper):
+    """An instance of portable code, which keeps the sizes that ran in the thread of the loop."""
+
+    reports = (SimpleNamespace(implementation="portable"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_loop: list[int] = []
+
+    def infer(self, feeds: Any, /) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            self.in_loop.append(feeds["x"].size)
+        return super().infer(feeds)
+
+
+def test_only_sizes_that_were_quick_run_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.serving.model.SHORT_NS", 10**15)  # all are, on any machine
+    runner = OnCpu()
+
+    async def run() -> None:
+        text = 'input { name: "x" data_type: TYPE_FP32 dims: -1 }'
+        with sleeping_model(runner, text, (None,)) as model:
+            for size in (2, 2, 9, 9, 2):
+                data = np.zeros(size, np.float32)
+                inputs = [Tensor("x", "FP32", (size,), data)]
+                await model.infer(replace(model.sample(), inputs=inputs))
+
+    asyncio.run(run())
+    assert runner.in_loop == [2, 9, 2]
+
+
 def test_a_reshape_that_cannot_be_is_refused() -> None:
     text = 'input { name: "x" data_type: TYPE_FP32 dims: -1 reshape { shape: [ 2 ] } }'
 

@@ -1,6 +1,7 @@
 """A hostile or damaged repository or request harms neither other files nor other models."""
 
 import asyncio
+import json
 import threading
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,33 @@ def test_a_model_of_a_request_is_written_nowhere_else(tmp_path: Path, name: str)
 def test_a_file_of_a_request_has_no_nul_in_its_name(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="is not VERSION/NAME"):
         asyncio.run(explicit(tmp_path).load("m", "{}", {"1/model\0.onnx": b"x"}))
+
+
+def test_a_file_name_that_no_disk_takes_fails_the_load(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"failed to poll .*File name too long") as refusal:
+        asyncio.run(explicit(tmp_path).load("m", "{}", {"A" * 256: b"x"}))
+    assert refusal.value.status is Status.INTERNAL
+
+
+@pytest.mark.parametrize("place", ["..", "/x", "a/x", "1/2/x", "1/..", "1/", "../x"])
+def test_a_file_of_a_request_stays_in_its_model(tmp_path: Path, place: str) -> None:
+    with pytest.raises(Refusal, match="is not VERSION/NAME or NAME"):
+        asyncio.run(explicit(tmp_path).load("m", "{}", {place: b"x"}))
+
+
+def test_a_request_brings_labels_beside_its_version(tmp_path: Path) -> None:
+    identity(tmp_path / "other", "m", TensorProto.FLOAT, ["batch", 4])
+    content = (tmp_path / "other" / "m" / "1" / "model.onnx").read_bytes()
+    port = {"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": ["4"], "label_filename": "names"}
+    config = json.dumps({"output": [port]})
+    models = explicit(tmp_path)
+
+    async def run() -> None:
+        await models.load("m", config, {"1/model.onnx": content, "names": b"a\nb\nc\nd\n"})
+        assert list(models.find("m").outputs["OUTPUT0"].labels) == ["a", "b", "c", "d"]
+        await models.close()
+
+    asyncio.run(run())
 
 
 LABELS = 'output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "{}" }}'

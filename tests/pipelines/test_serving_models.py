@@ -304,7 +304,9 @@ def test_trace_and_log_settings(tmp_path: Path) -> None:
             "value": ["5"]
         }
         assert web.get_trace_settings()["trace_rate"] == "1000"
-        assert web.update_trace_settings("simple", {"trace_rate": None})["trace_rate"] == "1000"
+        for default in (None, []):
+            changed = web.update_trace_settings("simple", {"trace_rate": default})
+            assert changed["trace_rate"] == "1000"
         rpc.update_log_settings({"log_verbose_level": 2, "log_info": False})
         assert web.get_log_settings()["log_verbose_level"] == 2
         with pytest.raises(InferenceServerException, match="'log_file' is not taken"):
@@ -313,6 +315,20 @@ def test_trace_and_log_settings(tmp_path: Path) -> None:
 
 def item(rows: int = 1, key: str = "", **options: Any) -> Item:
     return Item(None, rows, key, **options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "instances", "results"),
+    [(Policy("m"), 1, ["done"]), (Policy("m", max_batch=4), 1, ()), (Policy("m"), 2, ())],
+)
+def test_only_a_request_that_shares_nothing_runs_in_its_own_thread(
+    policy: Policy, instances: int, results: Any
+) -> None:
+    scheduler = Scheduler(policy, [lambda items: ["done"]] * instances, lambda *_: None)
+    try:
+        assert scheduler.run_here(item()) == results
+    finally:
+        scheduler.close()
 
 
 def test_a_batch_waits_for_its_delay_or_a_preferred_size() -> None:

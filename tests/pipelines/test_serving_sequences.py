@@ -1,7 +1,8 @@
 """Requests of a sequence run in order with the state of the one before; sequences share batches."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from serving_fixtures import served, value, write_onnx
 from tritonclient.utils import InferenceServerException
 
 from device.errors import ConfigError
+from pipelines.serving import sequences
 from pipelines.serving.model import QueuedModel
-from pipelines.serving.protocol import InferRequest, Tensor
+from pipelines.serving.protocol import InferRequest, Refusal, Status, Tensor, refuse
 from pipelines.serving.repository import Repository, scan
+from pipelines.serving.sequences import SequenceModel
 from pipelines.serving.server import Ports
 
 PORTS = """
@@ -55,6 +58,32 @@ def accumulator(root: Path, name: str, sequence: str) -> None:
     (root / name / "config.pbtxt").write_text(text)
 
 
+def of_triton(root: Path, kind: str) -> None:
+    """The dynamic sequence model of Triton's tests, which keeps no state: OUTPUT is
+    (INPUT + START + END * CORRID) * READY."""
+    nodes = [
+        helper.make_node("Cast", ["CORRID"], ["id"], to=TensorProto.INT32),
+        helper.make_node("Mul", ["id", "END"], ["last"]),
+        helper.make_node("Add", ["INPUT", "START"], ["given"]),
+        helper.make_node("Add", ["given", "last"], ["sum"]),
+        helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"]),
+    ]
+    flags = ("START", "END", "READY")
+    inputs = [value(one, TensorProto.INT32, ["batch", 1]) for one in ("INPUT", *flags)]
+    inputs.append(value("CORRID", getattr(TensorProto, kind), ["batch", 1]))
+    outputs = [value("OUTPUT", TensorProto.INT32, ["batch", 1])]
+    folder = root / f"dyna_{kind.lower()}"
+    write_onnx(folder / "1" / "model.onnx", nodes, inputs, outputs)
+    rows = "".join(
+        f'control_input {{ name: "{one}" control {{ kind: CONTROL_SEQUENCE_{one}'
+        " int32_false_true: [ 0, 1 ] } }"
+        for one in flags
+    )
+    row = f'name: "CORRID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind} }}'
+    sequence = f"sequence_batching {{ oldest {{ }} {rows} control_input {{ {row} }} }}"
+    (folder / "config.pbtxt").write_text(f"max_batch_size: 8 {PORTS} {sequence}")
+
+
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     root = tmp_path_factory.mktemp("sequences")
@@ -65,6 +94,8 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     accumulator(root, "seven", f"{hour} direct {{ }} {CONTROLS} {STATE % initial}")
     (root / "seven" / "initial_state").mkdir()
     (root / "seven" / "initial_state" / "seven").write_bytes(np.int32(7).tobytes())
+    of_triton(root, "UINT64")
+    of_triton(root, "STRING")
     with served(root) as ports:
         yield ports
 
@@ -108,6 +139,22 @@ def test_sequences_keep_their_sums_apart(ports: Ports, library: Any) -> None:
             ask("forgets", 1, 1)
 
 
+@pytest.mark.parametrize(("model", "ident"), [("dyna_uint64", 1000), ("dyna_string", "1002")])
+@pytest.mark.parametrize("library", [triton_http, triton_grpc])
+def test_sequences_without_state_are_told_start_end_and_id(
+    ports: Ports, library: Any, model: str, ident: int | str
+) -> None:
+    port = ports.http if library is triton_http else ports.grpc
+    with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        sums = [
+            client.infer(
+                model, number(library, 7), sequence_id=ident,
+                sequence_start=step == 0, sequence_end=step == 2,
+            ).as_numpy("OUTPUT")[0, 0] for step in range(3)
+        ]  # fmt: skip
+    assert sums == [8, 7, 7 + int(ident)]
+
+
 def test_a_stream_of_sequences_keeps_their_order(ports: Ports) -> None:
     answers: list[Any] = []
     with triton_grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
@@ -124,10 +171,7 @@ def test_a_stream_of_sequences_keeps_their_order(ports: Ports) -> None:
         assert sums == [100 * int(ident) + total for total in (0, 1, 3, 6, 10, 15)]
 
 
-def test_sequences_of_many_clients_share_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipelines.serving.model.SHORT_NS", 0)  # each in the thread of its instance
+def test_sequences_of_many_clients_share_batches(tmp_path: Path) -> None:
     accumulator(tmp_path, "sums", f"oldest {{ preferred_batch_size: 8 }} {CONTROLS} {STATE % ''}")
 
     async def run() -> QueuedModel:
@@ -152,6 +196,94 @@ def test_sequences_of_many_clients_share_batches(
     figures = asyncio.run(run()).figures
     assert figures.inferences == 9
     assert figures.executions < 9
+
+
+def in_sequence(ident: int, value: int = 1, **flags: bool) -> InferRequest:
+    data = np.full((1, 1), value, np.int32)
+    parameters = {"sequence_id": ident, **{f"sequence_{name}": flags[name] for name in flags}}
+    return InferRequest("sums", "", [Tensor("INPUT", "INT32", (1, 1), data)], parameters=parameters)
+
+
+def with_sums(root: Path, check: Callable[[SequenceModel], Awaitable[None]], idle: str) -> None:
+    """Run `check` on a model that is loaded."""
+    accumulator(root, "sums", f"max_sequence_idle_microseconds: {idle} {CONTROLS} {STATE % ''}")
+
+    async def run() -> None:
+        models = Repository(partial(scan, root), "none")
+        await models.load_all()
+        model = models.find("sums")
+        assert isinstance(model, SequenceModel)
+        await check(model)
+        await models.close()
+
+    asyncio.run(run())
+
+
+HOUR = "3600000000"
+
+
+async def answer_of(model: SequenceModel, request: InferRequest) -> int:
+    (output,) = await model.infer(request)
+    return int(output.data[0, 0])
+
+
+def test_an_end_that_is_refused_may_be_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(model: SequenceModel) -> None:
+        assert await answer_of(model, in_sequence(1, start=True)) == 101
+
+        def full(*_: object) -> None:
+            refuse("the queue is full", Status.UNAVAILABLE)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.scheduler, "submit", full)
+            with pytest.raises(Refusal, match="is full"):
+                await model.infer(in_sequence(1, end=True))
+        ends, late = await asyncio.gather(
+            answer_of(model, in_sequence(1, end=True)), answer_of(model, in_sequence(1)),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert ends == 102
+        assert isinstance(late, Refusal)
+        assert "must specify the START flag" in str(late)
+
+    with_sums(tmp_path, check, HOUR)
+
+
+def test_states_are_rows_of_their_own_and_their_bytes_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "MAX_STATE_BYTES", 8)  # of two sequences
+
+    async def check(model: SequenceModel) -> None:
+        for ident in (1, 2):
+            assert await answer_of(model, in_sequence(ident, start=True)) == 100 * ident + 1
+        kept = [array for one in model._sequences.values() for array in one.states.values()]
+        assert [array.base for array in kept] == [None, None]
+        with pytest.raises(Refusal, match="would have 12 bytes, and may have 8"):
+            await model.infer(in_sequence(3, start=True))
+        assert await answer_of(model, in_sequence(1, end=True)) == 102
+        assert await answer_of(model, in_sequence(3, start=True)) == 301
+
+    with_sums(tmp_path, check, HOUR)
+
+
+def test_idle_sequences_are_forgotten_without_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "EXPIRE_S", (0.01, 0.01))
+
+    async def check(model: SequenceModel) -> None:
+        await model.infer(in_sequence(1, start=True))
+        assert model._sequences
+        end_s = time.monotonic() + 30
+        while model._sequences:
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.01)
+        assert model._state_bytes == 0
+
+    with_sums(tmp_path, check, "200000")
 
 
 @pytest.mark.parametrize(

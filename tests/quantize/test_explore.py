@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ from model_fixtures import save, small_convnet
 from onnx import helper
 
 from toolkit.cli.main import tandem
-from toolkit.engine.explore import FORMS, Point
+from toolkit.engine.explore import FORMS, Point, _notes
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.quantize.loss.judge import Judgement
+from toolkit.quantize.loss.metrics import SQNR, OutputLoss
 from toolkit.quantize.loss.rounded import HalfModel
 
 
@@ -83,3 +87,21 @@ def test_a_point_is_best_unless_another_is_as_good_in_all() -> None:
     assert not fast.beats(fast)
     assert not fast.beats(small)
     assert not small.beats(fast)
+
+
+def test_a_form_whose_output_is_no_number_is_the_worst() -> None:
+    bad, good = (
+        Point(FORMS[1], 1.0, 1.0, 10, 0.0, 1.0, Judgement(
+            (OutputLoss("y", SQNR, value, 1),), 1, "held out"
+        ))
+        for value in (float("nan"), 40.0)
+    )  # fmt: skip
+    assert bad.sqnr_db == -np.inf
+    assert good.beats(bad)
+    assert not bad.beats(good)
+    profile = SimpleNamespace(profile=SimpleNamespace(dla=None))
+    front: Any = SimpleNamespace(ranges=SimpleNamespace(remarks=()), graph=None, target=profile)
+    assert _notes([bad], {"": front}) == (
+        "FP16 fails: a loss is beyond its limit, or an output is not finite",
+    )
+    assert not _notes([good], {"": front})

@@ -1,5 +1,6 @@
 """Weights rounded for the sums that they enter: less error, the same scales, kept in the table."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,21 @@ def test_weights_lose_less_on_other_samples_at_the_same_scales(
     before, after = (quantize_weight(_weight(g), None, 0, None) for g in (graph, changed))
     assert np.allclose(before.scale, after.scale, rtol=1e-6, atol=0)
     assert np.abs(_weight(changed) - after.restored()).max() < 1e-6
+
+
+def test_channels_whose_scale_is_that_of_the_bias_stay_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    weight = rng.normal(size=(2, 8, 3, 3)).astype(np.float32)
+    weight[0] *= 1e-9  # as batch normalisation switches channels off
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv")]
+    weights = {"w": weight, "b": np.float32([3.0, 3.0])}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 8, 13, 13]}, {"y": None}, weights)
+    graph = graph_of(path)
+    steps = round_weights(graph, Int8({"x": 2.0}), positive(rng, 4, (1, 8, 13, 13)))
+    off, on = decode_steps(steps["conv"], weight.size).reshape(2, -1)
+    assert on.any()
+    assert not off.any()
+    assert np.array_equal(_weight(apply_steps(graph, steps))[0], weight[0])
 
 
 def _weight(graph: ir.Model) -> np.ndarray:
@@ -171,9 +187,15 @@ def test_no_weight_is_rounded_where_every_output_meets_its_target(tmp_path: Path
 def test_damaged_or_foreign_steps_are_refused(tmp_path: Path) -> None:
     graph = layer(tmp_path / "m.onnx", {}, np.random.default_rng(6))
     few = encode_steps(np.zeros(5, np.int8))
-    assert decode_steps(few).tolist() == [0] * 5
+    assert decode_steps(few, 5).tolist() == [0] * 5
     with pytest.raises(BuildError, match="5 weights of node 'conv', but this model has 576 weigh"):
         apply_steps(graph, {"conv": few})
+    bomb = encode_steps(np.zeros(1 << 24, np.int8))
+    tracemalloc.start()
+    with pytest.raises(BuildError, match="more than 576 weights of node 'conv'"):
+        apply_steps(graph, {"conv": bomb})
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
     with pytest.raises(BuildError, match="'other', but this model has no such weight"):
         apply_steps(graph, {"other": few})
     with pytest.raises(BuildError, match="cannot be read"):

@@ -261,18 +261,3 @@ def test_a_qdq_model_is_built_as_its_plain_model_with_its_ranges(
     data = BuildOptions(data=[feeds])
     again = build_engine(qdq, "laptop", tmp_path / "d.engine", data)
     assert again.calibration is not None  # measured anew
-
-
-def test_an_asymmetric_qdq_model_is_refused_in_int8(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "quantize"),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "dequantize"),
-        helper.make_node("MatMul", ["d", "w"], ["y"], "product"),
-    ]
-    weights = {"s": np.float32(0.1), "z": np.uint8(7), "w": np.ones((4, 4), np.float32)}
-    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 4]}, {"y": [2, 4]}, weights)
-    with pytest.raises(TandemError, match=r"' .* has the zero point 7 in UINT8"):
-        build_engine(path, "laptop", tmp_path / "m.engine", BuildOptions(precision="int8"))
-    assert not (tmp_path / "m.engine").exists()

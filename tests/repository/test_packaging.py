@@ -154,6 +154,7 @@ def test_the_wheel_holds_the_code_and_the_small_data(source: Path, wheel: Path) 
         if not of_the_demo(name)
         and not name.endswith(".csv")
         and name != "configs/predicted_figures.json"
+        and not name.startswith("device/native/")
     }
     stubs = {f"tandem/{name}.pyi" for name in tandem._SUBMODULES}
     assert set(names) - info == {"tandem/__init__.py", "tandem/py.typed", *stubs, *below}
@@ -167,7 +168,7 @@ def test_the_wheel_holds_the_code_and_the_small_data(source: Path, wheel: Path) 
 
 
 def test_the_wheel_is_small(wheel: Path) -> None:
-    assert wheel.stat().st_size <= 2_600_000
+    assert wheel.stat().st_size <= 2_800_000
 
 
 def test_the_demo_package_holds_what_the_wheel_leaves_to_it(

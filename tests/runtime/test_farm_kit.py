@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 from model_fixtures import small_convnet
+from msgspec import structs
 
+from device.agent.operations import JobArguments
 from device.engine.file import open_engine
 from device.errors import TandemError
 from device.runtime.cuda.facts import read_gpu
@@ -33,7 +35,7 @@ from toolkit.board_kit.make import KitRequest, make_kit
 from toolkit.board_kit.own_model import own_model
 from toolkit.cli.actions.measure_on import notes_of
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.fleet.farm.values import Row, Table
+from toolkit.fleet.farm.values import Row, Table, Times
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.importers.source import ModelPath
 from toolkit.partition.costs.measured import MeasuredTime
@@ -85,7 +87,7 @@ def test_parts_of_tactics_are_timed_on_a_gpu_and_make_up_all(
             )
             path = place / "report"
             write_report(path, report, {TIMINGS: (place / TIMINGS).read_bytes()})
-            times = work.read(path.read_bytes())
+            times = work.read("b0", path.read_bytes())
             assert times.keys() == work.task.keys
             assert all(us > 0.0 for us in times.values())
             timed |= times
@@ -94,7 +96,7 @@ def test_parts_of_tactics_are_timed_on_a_gpu_and_make_up_all(
             key for one in kernels_of(engine) for row in choices_of(engine, one) for key in row
         }
     assert timed.keys() == known
-    assert len(farm.gpus) == 1
+    assert list(farm.gpus) == ["b0"]
 
 
 def test_a_report_of_another_kit_or_without_times_is_refused(farm: FarmKit, tmp_path: Path) -> None:
@@ -109,9 +111,9 @@ def test_a_report_of_another_kit_or_without_times_is_refused(farm: FarmKit, tmp_
     ):  # fmt: skip
         write_report(path, report, {})
         with pytest.raises(ReportError, match=reason):
-            work.read(path.read_bytes())
+            work.read("b0", path.read_bytes())
     with pytest.raises(TandemError):
-        work.read(b"no report")
+        work.read("b0", b"no report")
 
 
 def test_a_network_that_ran_elsewhere_than_planned_is_refused(
@@ -130,7 +132,7 @@ def test_a_network_that_ran_elsewhere_than_planned_is_refused(
     )
     write_report(tmp_path / "report", report, {})
     with pytest.raises(ReportError, match="ran as portable, not as cuda: no driver"):
-        work.read((tmp_path / "report").read_bytes())
+        work.read("b0", (tmp_path / "report").read_bytes())
 
 
 def test_a_build_takes_the_times_of_a_farm(folder: Path, farm: FarmKit, tmp_path: Path) -> None:
@@ -147,22 +149,42 @@ def test_a_build_takes_the_times_of_a_farm(folder: Path, farm: FarmKit, tmp_path
         ),
         layers=tuple(LayerRow(nodes=nodes, time_us=40.0) for nodes in layers),
     )  # fmt: skip
-    report = Report(
-        tandem="1", kit=farm.kit.sha256, profile=PROFILE, seconds=1.0, steps=(), networks=(row,)
-    )
-    write_report(tmp_path / "report", report, {})
     work = next(work for work in farm.works if work.task.name == "m-fp16-gpu")
-    assert work.read((tmp_path / "report").read_bytes()).keys() == work.task.keys
+
+    def read(row: NetworkRow) -> Times:
+        report = Report(
+            tandem="1", kit=farm.kit.sha256, profile=PROFILE, seconds=1.0, steps=(), networks=(row,)
+        )
+        write_report(tmp_path / "report", report, {})
+        return work.read("b0", (tmp_path / "report").read_bytes())
+
+    assert read(row).keys() == work.task.keys
+    # What is not a time is the kit's, whatever a board says that is read last.
+    forged = tuple(structs.replace(one, nodes=("forged",)) for one in row.segments)
+    extra = LayerRow(nodes=("extra",), time_us=1.0)
+    read(structs.replace(row, variant="dla", segments=forged, layers=(*row.layers, extra)))
+    with pytest.raises(ReportError, match="segment none ran as cuda, not as one of its engine"):
+        read(structs.replace(row, segments=(structs.replace(forged[0], name="none"),)))
     with cuda_double.installed():
-        farm.gpus[read_gpu()] += 1
+        gpu = read_gpu()
+    farm.gpus |= dict.fromkeys(("b0", "b1", "b2"), gpu)
+    # Whom nobody believes says another GPU, and as often as it likes.
+    farm.gpus |= dict.fromkeys(("x0", "x1", "x2", "x3"), structs.replace(gpu, name="false"))
     times = dict.fromkeys(work.task.keys, 50.0)  # the last tactic by estimate is the fastest
     times |= {key: 10.0 - n for keys in choices for n, key in enumerate(keys)}
     rows = {key: Row(us, us, us, ("b0", "b1", "b2")) for key, us in times.items()}
     table = Table(rows, 0.05, {}, {}, {}, {})
     measured = farm.measured(table, "fp16", None)
     assert {one.time_us for one in measured.times} == {50.0}
+    assert {one.nodes for one in measured.times} == set(layers)
+    assert {one.gpu for one in farm.timings(table).devices} == {gpu}
+    # A time that no boards agree on is left out.
+    fewer = {key: one for key, one in rows.items() if key != "\n".join((row.item, *layers[0]))}
+    partly = Table(fewer, 0.05, {"m": "partly"}, {}, {}, {"m": "of 5 times 1 are left out"})
+    assert {one.nodes for one in farm.measured(partly, "fp16", None).times} == set(layers[1:])
+    assert "m was partly measured: of 5 times 1 are left out" in notes_of(farm, partly)
     gone = MeasuredTime(nodes=("replaced by a rewrite",), processor="gpu", time_us=1.0)
-    measured = msgspec.structs.replace(measured, times=(*measured.times, gone))
+    measured = structs.replace(measured, times=(*measured.times, gone))
     notes = tuple(notes_of(farm, table))
     options = BuildOptions(
         precision="fp16", tactics=TacticOptions(timings=farm.timings(table)), node_times=measured,
@@ -182,3 +204,22 @@ def test_a_job_may_ask_only_for_items_of_its_kit(farm: FarmKit) -> None:
     assert not chosen.networks
     with pytest.raises(KitError, match="the kit has no item 'passwords'"):
         farm.kit.only(["m-fp16-gpu.0", "passwords"])
+
+
+@pytest.mark.parametrize(
+    "name", ["my net", "net(1)", "a,b", "-x", "n" * 200, "\u00fc", "net-v1.2_b"]
+)
+def test_an_item_of_a_job_may_have_the_name_of_any_model(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / f"{name}.onnx"
+    path.write_bytes((folder / "m.onnx").read_bytes())
+    item = own_model(path).name
+    assert (item == name) == (name == "net-v1.2_b")
+    values = {
+        "kit": "a" * 64, "bytes": 10, "chunk_bytes": 4096, "index": "b" * 64, "chunk_format": 1,
+        "steps": "networks", "items": f"{item}-fp16-gpu", "minutes": 1.0,
+    }  # fmt: skip
+    asked = msgspec.convert(values, JobArguments)
+    assert asked.items.split(",") == [f"{item}-fp16-gpu"]
+    assert not asked.items.startswith("-")

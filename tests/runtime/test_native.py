@@ -3,6 +3,8 @@
 The GPU is the double of the driver, behind a libcuda.so.1 that the library loads itself.
 """
 
+import ctypes
+import dataclasses
 import os
 import random
 import re
@@ -20,6 +22,7 @@ from docs_fixtures import ROOT
 from engine_fixtures import picture, single_network, split_network, write_network
 from engine_mutants import mutant_bases, mutated
 from model_fixtures import small_convnet
+from msgspec.structs import replace
 from native_fixtures import (
     NATIVE,
     Native,
@@ -95,6 +98,39 @@ def test_feeds_that_do_not_fit_are_named(
 def test_targets_that_do_not_fit_are_named(opened: NativeSession) -> None:
     with pytest.raises(NativeError, match=r"output 'y' has the shape \(1, 9\); give \(1, 10\)"):
         opened.infer({"x": picture()}, {"y": np.empty((1, 9), np.float32)})
+
+
+def test_calls_that_no_caller_should_make_are_refused(
+    native: Native, opened: NativeSession
+) -> None:
+    null = ctypes.c_void_p()
+    for name, arguments in (
+        ("engine_open", (None, null)),
+        ("engine_verify", (null,)),
+        ("engine_input", (null, ctypes.c_size_t(0), null)),
+        ("session_report", (null, ctypes.c_size_t(0), null)),
+        ("session_infer", (null, null, ctypes.c_size_t(1), null, ctypes.c_size_t(0))),
+        ("session_output", (null, ctypes.c_size_t(0), null)),
+    ):
+        with pytest.raises(NativeError) as caught:
+            native.call(name, *arguments)
+        assert caught.value.status == 3, name
+    with pytest.raises(NativeError, match="there is no output 'z'"):
+        opened.infer({"x": picture()}, {"z": np.empty((1, 10), np.float32)})
+    assert native.count("engine_input", null) == 0
+
+
+def test_a_tensor_that_comes_in_another_shape_than_the_manifest_says_ends_the_run(
+    native: Native, tmp_path: Path
+) -> None:
+    network = single_network()
+    wrong = replace(network.tensor("y"), shape=(2, 10))
+    tensors = tuple(wrong if one.name == "y" else one for one in network.tensors)
+    path = write_network(tmp_path / "e", dataclasses.replace(network, tensors=tensors))
+    session = NativeSession(native, path)
+    with pytest.raises(NativeError, match=r"in onnxruntime|came with the shape \(1, 10\)"):
+        session.infer({"x": picture()})
+    session.close()
 
 
 def test_another_profile_and_a_missing_library_are_refused(native: Native, tmp_path: Path) -> None:
@@ -189,6 +225,13 @@ def check_kernels(library: Path, folder: Path) -> None:
         session.infer_on_stream({"x": x}, {"y": output})
         gpu.settle()
         assert output.tobytes() == expected.tobytes()
+        gpu.calls.clear()
+        session.infer_on_stream({"x": x}, {"y": output})  # may be on another stream
+        session.infer({"x": x})
+        fences = [call for call in gpu.calls if "Event" in call]
+        assert fences == ["cuStreamWaitEvent", "cuEventRecord", "cuEventSynchronize"]
+        with pytest.raises(NativeError, match="output 'y' has no array"):
+            session.infer_on_stream({"x": x}, {})
         for array in (x, output):
             del gpu.memory[array.ctypes.data]
         session.close()
@@ -294,6 +337,12 @@ def test_the_commands_of_the_page_build_it_and_a_project_finds_it(tmp_path: Path
     prefix = f"-DCMAKE_PREFIX_PATH={tmp_path}/build/prefix"
     for command in (f"cmake -S . -B out {prefix}", "cmake --build out"):
         subprocess.run(command.split(), cwd=tmp_path, check=True)
+    pkg_config = os.environ | {"PKG_CONFIG_PATH": f"{tmp_path}/build/prefix/lib/pkgconfig"}
+    prefixes = subprocess.run(
+        ["pkg-config", "--variable=prefix", "tandem"], env=pkg_config, capture_output=True,
+        text=True, check=True,
+    ).stdout  # fmt: skip
+    assert Path(prefixes.strip()).resolve() == (tmp_path / "build/prefix").resolve()
     run = subprocess.run(["out/app"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert run.stderr == "model.engine cannot be read: No such file or directory\n"

@@ -17,7 +17,7 @@ def write_scene_video(path: Path, frames: int = FRAMES) -> Path:
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), FPS, (640, 480))
     if not writer.isOpened():
         raise SourceError(
-            f"OpenCV cannot encode {path}: it has no MPEG-4 encoder; give --source, "
+            f"OpenCV cannot encode {path}: it has no MPEG-4 encoder; give `tandem demo --source`, "
             "or install opencv-python-headless."
         )
     backgrounds = load_backgrounds(demo_file("scenes/backgrounds"), held_out=True)

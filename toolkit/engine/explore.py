@@ -99,7 +99,8 @@ class Point:
     def sqnr_db(self) -> float:
         """SQNR of the worst output in dB."""
         losses = () if self.loss is None else self.loss.losses
-        return min((row.value for row in losses if row.metric is SQNR), default=math.inf)
+        values = [row.value for row in losses if row.metric is SQNR]
+        return min((-math.inf if math.isnan(one) else one for one in values), default=math.inf)
 
     def beats(self, other: "Point") -> bool:
         """True if no figure is worse, and one is better."""
@@ -239,8 +240,10 @@ def _notes(points: Sequence[Point], fronts: Mapping[str, Frontend]) -> tuple[str
     if refused:
         notes.append(
             f"a build refuses {' and '.join(refused)}: a loss is beyond its limit; "
-            "--accept-loss takes it"
+            "`tandem build --accept-loss` takes it"
         )
+    if half is not None and (half.spent > 1.0 or half.sqnr_db == -math.inf):
+        notes.append("FP16 fails: a loss is beyond its limit, or an output is not finite")
     if half is not None:
         notes += [row for row in _measured(fronts)[1].remarks if "the largest of FP16" in row]
     if any(front.target.profile.dla is not None for front in fronts.values()):

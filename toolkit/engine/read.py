@@ -1,7 +1,6 @@
 """Steps 1 and 2 of the build: the model, folded and fused, and the precision of its engine."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import onnx_ir as ir
@@ -23,28 +22,6 @@ from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
 KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make the engine INT8"
-
-
-# Of a MobileNet in INT8, all 30 activations have a zero point, and 28 of them -128.
-TFLITE_INT8 = (
-    "TensorFlow Lite gives activations a zero point, and the INT8 of TensorRT and of the DLA has "
-    "none: what follows a ReLU would lose one of 8 bits. For an INT8 engine give the float model "
-    "(Keras, SavedModel or a float .tflite) with `tandem build --data`; this file builds with "
-    "`tandem build --precision fp16` or fp32."
-)
-
-
-def _without_qdq(imported: ImportedModel) -> PlainModel:
-    """Return a Q/DQ model as a float model with its ranges; any scale of weights is taken.
-
-    Raises ImportModelError: its Q/DQ are not such as INT8 engines have.
-    """
-    try:
-        return import_qdq(imported.model, any_weight_scale=True)
-    except ImportModelError as err:
-        if Path(imported.name).suffix.lower() != ".tflite":
-            raise
-        raise ImportModelError(f"{imported.name}: {TFLITE_INT8} In detail: {err}") from err
 
 
 def read_model(
@@ -92,15 +69,17 @@ def _plain(
     if options.precision in ("int8", "best") or (
         options.precision is None and _has_ranges(options)
     ):
-        return _without_qdq(imported), ()
+        return import_qdq(imported.model, any_weight_scale=True, any_zero_point=True), ()
     if options.precision is not None:
         return None, (f"the Q/DQ of the model stay as they are, beside {options.precision}",)
     try:
-        plain = _without_qdq(imported)
+        plain = import_qdq(imported.model, any_weight_scale=True)
     except ImportModelError as err:
         return None, (f"{KEPT_QDQ}: {err}",)
     if not plain.amax:
-        return None, (f"{KEPT_QDQ}: it quantizes weights alone",)
+        return replace(plain, notes=()), (
+            "the model quantizes weights alone: they become floating point",
+        )
     ranges = f"{len(plain.amax)} ranges"
     return plain, (
         f"INT8 with the {ranges} of the model's own Q/DQ (build with --precision for another)",

@@ -2,8 +2,8 @@
  *
  * Every function that can fail returns a status; tandem_last_error() then has the sentence, for this
  * thread. Pointers handed out belong to the object that they came from and stay valid until it is
- * closed. An engine may be used by several threads at once; a session runs one inference at a time,
- * others wait. The engine may be closed before its sessions.
+ * closed, those of tandem_session_output until the next inference. An engine may be used by several
+ * threads at once, a session by one at a time. The engine may be closed before its sessions.
  */
 #ifndef TANDEM_H
 #define TANDEM_H
@@ -29,7 +29,8 @@ typedef enum {
   TANDEM_ENGINE_ERROR = 1,   /* the file is no engine, is damaged, or cannot be read */
   TANDEM_SESSION_ERROR = 2,  /* it cannot run here, or what was given does not fit */
   TANDEM_ARGUMENT_ERROR = 3, /* a null pointer or an index out of range */
-  TANDEM_MEMORY_ERROR = 4
+  TANDEM_MEMORY_ERROR = 4,
+  TANDEM_INTERNAL_ERROR = 5  /* a fault of this library */
 } tandem_status;
 
 typedef enum {
@@ -104,6 +105,8 @@ TANDEM_API void tandem_engine_close(tandem_engine* engine);
 TANDEM_API tandem_status tandem_engine_verify(tandem_engine* engine);
 TANDEM_API const char* tandem_engine_profile(const tandem_engine* engine);
 TANDEM_API const char* tandem_engine_precision(const tandem_engine* engine);
+/* 1: its INT8 ranges were never measured, so its results are wrong; it is good for timing only. */
+TANDEM_API int tandem_engine_uncalibrated(const tandem_engine* engine);
 /* The whole manifest as JSON. */
 TANDEM_API const char* tandem_engine_manifest(const tandem_engine* engine);
 TANDEM_API size_t tandem_engine_input_count(const tandem_engine* engine);
@@ -124,20 +127,22 @@ TANDEM_API size_t tandem_session_report_count(const tandem_session* session);
 TANDEM_API tandem_status tandem_session_report(const tandem_session* session, size_t index,
                                                tandem_report* report);
 
-/* Runs the engine once on all its inputs, in any order. Of each output only `name` is read, and `data`:
- * an array for it of the right size, with `rank` and `shape` set, or NULL. Afterwards all fields are
- * set; what was NULL points to the session's memory, which the next inference overwrites. */
+/* Runs the engine once on all its inputs, in any order. Outputs that `targets` name are written into
+ * their arrays, which have the right dtype and shape; the others lie in the session's memory. */
 TANDEM_API tandem_status tandem_session_infer(tandem_session* session, const tandem_tensor* inputs,
-                                              size_t input_count, tandem_tensor* outputs,
-                                              size_t output_count);
+                                              size_t input_count, const tandem_tensor* targets,
+                                              size_t target_count);
+/* An output of the last tandem_session_infer that returned TANDEM_OK, in the engine's order. */
+TANDEM_API tandem_status tandem_session_output(const tandem_session* session, size_t index,
+                                               tandem_tensor* output);
 
-/* The same on arrays in the memory of GPU 0: everything is enqueued on `stream` (a CUstream, or NULL),
- * after what the caller enqueued there, and the arrays stay as they are until the stream is done. Every
- * output has data and its shape; every segment runs on the GPU, else it is a session error. The primary
+/* The same on arrays in the memory of GPU 0, with a target for every output: everything is enqueued on
+ * `stream` (a CUstream, or NULL), after what the caller enqueued there, and the arrays stay as they are
+ * until the stream is done. Every segment runs on the GPU, else it is a session error. The primary
  * context must be current. */
 TANDEM_API tandem_status tandem_session_infer_on_stream(tandem_session* session, const tandem_tensor* inputs,
-                                                        size_t input_count, const tandem_tensor* outputs,
-                                                        size_t output_count, void* stream);
+                                                        size_t input_count, const tandem_tensor* targets,
+                                                        size_t target_count, void* stream);
 
 #ifdef __cplusplus
 }

@@ -121,7 +121,7 @@ class Engine {
 class Session {
  public:
   explicit Session(const Engine& engine, const tandem_session_options* options = nullptr)
-      : outputs_(engine.outputs()) {
+      : output_count_(tandem_engine_output_count(engine.handle())) {
     tandem_session* session = nullptr;
     check(tandem_session_open(engine.handle(), options, &session));
     session_.reset(session);
@@ -133,25 +133,32 @@ class Session {
     return rows;
   }
 
-  // All outputs, in the session's memory: the next inference overwrites them.
-  std::vector<Tensor> infer(const std::vector<Tensor>& inputs) {
-    std::vector<tandem_tensor> feeds, results;
-    for (const Tensor& input : inputs)
-      feeds.push_back({input.name.c_str(), input.dtype, input.shape.size(), input.shape.data(), input.data});
-    for (const TensorInfo& output : outputs_)
-      results.push_back({output.name.c_str(), output.dtype, 0, nullptr, nullptr});
-    check(tandem_session_infer(session_.get(), feeds.data(), feeds.size(), results.data(), results.size()));
+  // All outputs, in the engine's order. Those without an array in `targets` lie in the session's memory:
+  // the next inference overwrites them.
+  std::vector<Tensor> infer(const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets = {}) {
+    const auto feeds = in_c(inputs), places = in_c(targets);
+    check(tandem_session_infer(session_.get(), feeds.data(), feeds.size(), places.data(), places.size()));
     std::vector<Tensor> tensors;
-    for (const tandem_tensor& result : results)
-      tensors.push_back({result.name, result.dtype, {result.shape, result.shape + result.rank}, result.data});
+    for (std::size_t i = 0; i < output_count_; ++i) {
+      tandem_tensor output;
+      check(tandem_session_output(session_.get(), i, &output));
+      tensors.push_back({output.name, output.dtype, {output.shape, output.shape + output.rank}, output.data});
+    }
     return tensors;
   }
 
  private:
+  static std::vector<tandem_tensor> in_c(const std::vector<Tensor>& tensors) {
+    std::vector<tandem_tensor> rows;
+    for (const Tensor& one : tensors)
+      rows.push_back({one.name.c_str(), one.dtype, one.shape.size(), one.shape.data(), one.data});
+    return rows;
+  }
+
   struct Close {
     void operator()(tandem_session* session) const { tandem_session_close(session); }
   };
-  std::vector<TensorInfo> outputs_;
+  std::size_t output_count_;
   std::unique_ptr<tandem_session, Close> session_;
 };
 

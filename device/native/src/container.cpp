@@ -2,13 +2,14 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+static_assert(XXH_VERSION_NUMBER >= 800, "XXH3 of older versions gives other checksums");
 
 #include <algorithm>
 #include <cstdio>
 
 #include "json.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 constexpr std::size_t kPrefixBytes = 8;
@@ -193,4 +194,4 @@ void check_section(const Container& container, const Entry& entry, std::string_v
            " bytes) has the checksum ", actual, ", written was ", written);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -9,7 +9,7 @@
 
 #include "text.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 
 struct DtypeRow {
   const char* stored;  // in the file
@@ -63,4 +63,4 @@ Container read_container(std::string_view file);
 // Throws EngineError unless the bytes of an entry are those that were written.
 void check_section(const Container& container, const Entry& entry, std::string_view file);
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -9,39 +9,17 @@
 #include "driver.hpp"
 #include "executor.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 using cuda::Address;
+using cuda::CurrentContext;
 using cuda::Driver;
 using cuda::Handle;
 
 constexpr std::size_t kMaxGraphs = 16;        // sets of sizes whose graphs are kept
 constexpr std::size_t kHostAlignment = 256;   // that of the workspace's tensors
 constexpr Int kDefaultSharedBytes = 48 * 1024;  // a block may use so much without an attribute
-
-// The primary context, current until the end of a block; then the caller's is.
-class CurrentContext {
- public:
-  explicit CurrentContext(const Driver& driver) : driver_(driver) {
-    driver.check(driver.current_context(&callers_), "cuCtxGetCurrent");
-    Handle primary = nullptr;
-    driver.check(driver.retain_context(&primary, 0), "cuDevicePrimaryCtxRetain");
-    const int status = driver.make_current(primary);
-    if (status != 0) driver.release_context(0);
-    driver.check(status, "cuCtxSetCurrent");
-  }
-  ~CurrentContext() {
-    driver_.make_current(callers_);
-    driver_.release_context(0);
-  }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
-
- private:
-  const Driver& driver_;
-  Handle callers_ = nullptr;
-};
 
 // Weights and kernels of a segment, shared by all sessions on the same engine.
 class Program {
@@ -159,6 +137,9 @@ class CudaExecutor final : public Executor {
     const CurrentContext current(driver_);
     const Handle graph = graph_at(point);
     for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].shape != shape_at(borders_[i], point))
+        refuse_session(where_, ": input ", quoted(borders_[i].stored->tensor), " has another shape at these sizes");
+    for (std::size_t i = 0; i < inputs.size(); ++i)
       std::memcpy(borders_[i].host, inputs[i].data, bytes_at(borders_[i], point));
     driver_.check(driver_.launch_graph(graph, stream_), "cuGraphLaunch");
     driver_.check(driver_.synchronize(stream_), "cuStreamSynchronize");
@@ -180,14 +161,12 @@ class CudaExecutor final : public Executor {
 
   Address address(std::size_t border) const override { return borders_[border].address; }
 
-  std::size_t bytes(std::size_t border, const std::vector<Int>& point) const override {
-    return bytes_at(borders_[border], point);
+  std::vector<std::int64_t> shape(std::size_t border, const std::vector<Int>& point) override {
+    if (checked_ != point) check_point(point);
+    return shape_at(borders_[border], point);
   }
 
-  void enqueue(const std::vector<Int>& point, Handle stream) override {
-    check_point(point);
-    launch_all(point, stream);
-  }
+  void enqueue(const std::vector<Int>& point, Handle stream) override { launch_all(point, stream); }
 
  private:
   void take_memory(const Manifest& manifest) {
@@ -256,10 +235,11 @@ class CudaExecutor final : public Executor {
     return bytes;
   }
 
-  void check_point(const std::vector<Int>& point) const {
-    if (point.empty()) return;
+  // Formulas may break a rule between the sizes that were looked at when the engine was opened.
+  void check_point(const std::vector<Int>& point) {
     try {
-      check_kernels_at(part_, engine_.facts(), point, where_);
+      if (!point.empty()) check_kernels_at(part_, engine_.facts(), point, where_);
+      checked_ = point;
     } catch (const EngineError& error) {
       refuse_session(where_, " cannot run at these sizes: ", error.what());
     }
@@ -359,6 +339,7 @@ class CudaExecutor final : public Executor {
   std::shared_ptr<Program> program_;
   Address workspace_ = 0;
   void* host_ = nullptr;
+  std::vector<Int> checked_;  // the sizes that were checked last
   std::vector<Border> borders_;  // inputs, then outputs
   std::list<std::pair<std::vector<Int>, Handle>> graphs_;  // the one used last at the end
 };
@@ -372,4 +353,4 @@ std::unique_ptr<Executor> load_cuda(Engine& engine, const Segment& segment, cons
   return std::make_unique<CudaExecutor>(engine, segment, part);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -6,7 +6,7 @@
 
 #include "rules.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 // CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
@@ -261,4 +261,4 @@ void check_frames(const Facts& facts) {
   for (const FrameKernels& row : facts.manifest.frames) check_frame_row(row, facts);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-namespace tandem::cuda {
+namespace tandem::internal::cuda {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
@@ -57,4 +57,37 @@ std::string Driver::gpu_name() const {
   return name;
 }
 
-}  // namespace tandem::cuda
+CurrentContext::CurrentContext(const Driver& driver) : driver_(driver) {
+  driver.check(driver.current_context(&callers_), "cuCtxGetCurrent");
+  Handle primary = nullptr;
+  driver.check(driver.retain_context(&primary, 0), "cuDevicePrimaryCtxRetain");
+  const int status = driver.make_current(primary);
+  if (status != 0) driver.release_context(0);
+  driver.check(status, "cuCtxSetCurrent");
+}
+
+CurrentContext::~CurrentContext() {
+  driver_.make_current(callers_);
+  driver_.release_context(0);
+}
+
+Fence::Fence() : driver_(Driver::get()) {
+  driver_.check(driver_.create_event(&event_, kEventDisableTiming), "cuEventCreate");
+}
+
+Fence::~Fence() { driver_.destroy_event(event_); }
+
+void Fence::precede(Handle stream) {
+  if (recorded_) driver_.check(driver_.stream_wait_event(stream, event_, 0), "cuStreamWaitEvent");
+}
+
+void Fence::record(Handle stream) {
+  recorded_ = true;
+  driver_.check(driver_.record_event(event_, stream), "cuEventRecord");
+}
+
+void Fence::wait() {
+  if (recorded_) driver_.check(driver_.wait_event(event_), "cuEventSynchronize");
+}
+
+}  // namespace tandem::internal::cuda

@@ -5,7 +5,7 @@
 
 #include "text.hpp"
 
-namespace tandem::cuda {
+namespace tandem::internal::cuda {
 
 using Handle = void*;
 using Address = std::uint64_t;
@@ -53,6 +53,11 @@ struct LaunchConfig {
   row(create_stream, "cuStreamCreate", Handle*, unsigned)                                                  \
   row(destroy_stream, "cuStreamDestroy_v2", Handle)                                                        \
   row(synchronize, "cuStreamSynchronize", Handle)                                                          \
+  row(create_event, "cuEventCreate", Handle*, unsigned)                                                    \
+  row(destroy_event, "cuEventDestroy_v2", Handle)                                                          \
+  row(record_event, "cuEventRecord", Handle, Handle)                                                       \
+  row(wait_event, "cuEventSynchronize", Handle)                                                            \
+  row(stream_wait_event, "cuStreamWaitEvent", Handle, Handle, unsigned)                                    \
   row(begin_capture, "cuStreamBeginCapture_v2", Handle, int)                                               \
   row(end_capture, "cuStreamEndCapture", Handle, Handle*)                                                  \
   row(instantiate, "cuGraphInstantiateWithFlags", Handle*, Handle, unsigned long long)                     \
@@ -68,6 +73,7 @@ inline constexpr int kComputeMinor = 76;
 inline constexpr int kMaxDynamicSharedBytes = 8;  // CUfunction_attribute
 inline constexpr unsigned kHostAllocMapped = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kCaptureRelaxed = 2;
 inline constexpr unsigned kProgrammaticStreamSerialization = 6;
 
@@ -94,4 +100,36 @@ class Driver {
   int (*error_text_)(int, const char**) = nullptr;
 };
 
-}  // namespace tandem::cuda
+// The primary context, current until the end of a block; then the caller's is.
+class CurrentContext {
+ public:
+  explicit CurrentContext(const Driver& driver);  // throws SessionError
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  Handle callers_ = nullptr;
+};
+
+// The end of the last inference that was enqueued: the next one uses the same memory. The primary
+// context is current in every call.
+class Fence {
+ public:
+  Fence();  // throws SessionError
+  ~Fence();
+  Fence(const Fence&) = delete;
+  Fence& operator=(const Fence&) = delete;
+
+  void precede(Handle stream);  // what is enqueued in the stream from now on
+  void record(Handle stream);
+  void wait();
+
+ private:
+  const Driver& driver_;
+  Handle event_ = nullptr;
+  bool recorded_ = false;
+};
+
+}  // namespace tandem::internal::cuda

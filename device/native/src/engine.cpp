@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace tandem {
+namespace tandem::internal {
 
 MappedFile::MappedFile(const std::string& path) {
   // Without O_NONBLOCK a FIFO would wait for a writer.
@@ -66,4 +66,4 @@ void Engine::verify() {
   for (const Entry& entry : container_.entries) check(entry);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

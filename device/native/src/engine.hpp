@@ -8,7 +8,7 @@
 
 #include "manifest.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 
 // A mapped file. Another program that shortens it in place ends this process with SIGBUS.
 class MappedFile {
@@ -50,4 +50,4 @@ class Engine {
   std::vector<bool> checked_;
 };
 
-}  // namespace tandem
+}  // namespace tandem::internal

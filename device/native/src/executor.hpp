@@ -7,7 +7,7 @@
 
 #include "engine.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 
 // An array on the host in C order.
 struct View {
@@ -35,7 +35,8 @@ class Executor {
 
   // -- on the GPU: borders are the inputs, then the outputs; another executor throws SessionError ----
   virtual std::uint64_t address(std::size_t border) const;
-  virtual std::size_t bytes(std::size_t border, const std::vector<Int>& point) const;
+  // Checks the sizes first.
+  virtual std::vector<std::int64_t> shape(std::size_t border, const std::vector<Int>& point);
   virtual void enqueue(const std::vector<Int>& point, void* stream);
 };
 
@@ -44,4 +45,4 @@ std::unique_ptr<Executor> load_portable(Engine& engine, const Segment& segment, 
                                         const SessionOptions& options);
 std::unique_ptr<Executor> load_cuda(Engine& engine, const Segment& segment, const Cuda& part);
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -1,6 +1,6 @@
 #include "formula.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 constexpr std::size_t kMaxCharacters = 2000;
@@ -131,4 +131,4 @@ Int evaluate(const Amount& amount, const std::vector<Int>& point) {
   return stack.front();
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

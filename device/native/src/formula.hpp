@@ -5,7 +5,7 @@
 
 #include "text.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 
 struct Amount {
   bool is_formula = false;
@@ -17,4 +17,4 @@ struct Amount {
 // divisor below 1, or a value beyond 2^62.
 Int evaluate(const Amount& amount, const std::vector<Int>& point);
 
-}  // namespace tandem
+}  // namespace tandem::internal

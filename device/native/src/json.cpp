@@ -4,7 +4,7 @@
 #include <cmath>
 #include <unordered_set>
 
-namespace tandem::json {
+namespace tandem::internal::json {
 namespace {
 
 constexpr int kMaxDepth = 200;               // an engine's manifest has 12
@@ -318,4 +318,4 @@ const char* name_of(Kind kind) {
 
 Value parse(std::string_view source) { return Parser(source).document(); }
 
-}  // namespace tandem::json
+}  // namespace tandem::internal::json

@@ -6,7 +6,7 @@
 
 #include "text.hpp"
 
-namespace tandem::json {
+namespace tandem::internal::json {
 
 enum class Kind { null, boolean, integer, real, text, array, object };
 
@@ -27,4 +27,4 @@ const char* name_of(Kind kind);
 // Throws EngineError, which says what is wrong at which byte.
 Value parse(std::string_view source);
 
-}  // namespace tandem::json
+}  // namespace tandem::internal::json

@@ -7,7 +7,7 @@
 
 #include "json.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 using json::Kind;
@@ -547,4 +547,4 @@ std::optional<Int> Facts::largest_bytes(const TensorInfo& tensor) const {
   return product(*elements, kDtypes[dtype_named(tensor.dtype)].bytes);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

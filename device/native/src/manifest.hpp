@@ -10,7 +10,7 @@
 #include "container.hpp"
 #include "formula.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 
 inline constexpr int kFormatVersion = 1;
 inline constexpr Int kArenaAlignment = 64;
@@ -189,4 +189,4 @@ void check_kernels_at(const Cuda& program, const Facts& facts, const std::vector
 // A product that stays at +-2^100 where it is larger.
 Int product(Int first, Int second);
 
-}  // namespace tandem
+}  // namespace tandem::internal

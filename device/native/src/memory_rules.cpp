@@ -6,7 +6,7 @@
 
 #include "rules.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 constexpr Int kArenaSlack = 4096;  // bytes that a memory plan may lose to alignment for each buffer
@@ -111,4 +111,4 @@ void check_overlaps(const Facts& facts) {
   }
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

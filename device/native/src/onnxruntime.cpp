@@ -5,6 +5,7 @@
 // its header is not needed.
 #include <dlfcn.h>
 
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -13,13 +14,14 @@
 
 #include "executor.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 using Handle = void*;
 using Status = void*;
 
-constexpr unsigned kApiVersion = 17;  // of onnxruntime 1.17 and later
+constexpr unsigned kApiVersion = 17;  // the last one with a function that is called here
+constexpr int kOldestMinor = 23;      // older ones let a model name files outside the engine
 constexpr int kFatal = 4;
 constexpr int kDefaultAllocator = 0;  // OrtDeviceAllocator: no arena
 constexpr int kDefaultMemory = 0;
@@ -75,8 +77,11 @@ class Runtime {
     const auto get_base = reinterpret_cast<const ApiBase* (*)()>(::dlsym(handle, "OrtGetApiBase"));
     if (get_base == nullptr) refuse_session(library, " is not onnxruntime: it has no OrtGetApiBase");
     version_ = get_base()->version();
-    table_ = get_base()->get_api(kApiVersion);
-    if (table_ == nullptr) refuse_session("onnxruntime ", version_, " is too old; 1.17 is the oldest");
+    int major = 0, minor = 0;
+    std::sscanf(version_.c_str(), "%d.%d", &major, &minor);
+    if (major == 1 && minor >= kOldestMinor) table_ = get_base()->get_api(kApiVersion);
+    if (table_ == nullptr)
+      refuse_session("onnxruntime ", version_, " does not do; needed is 1.", kOldestMinor, " or a later 1.x");
     call(kCreateEnv, kFatal, "tandem", &environment_);
     call(kCreateCpuMemoryInfo, kDefaultAllocator, kDefaultMemory, &memory_);
     call(kGetAllocatorWithDefaultOptions, &allocator_);
@@ -93,6 +98,11 @@ class Runtime {
 
   void release(Place place, Handle handle) const {
     if (handle != nullptr) function<void(Handle)>(place)(handle);
+  }
+
+  // Releases the handle at the end of a block.
+  std::shared_ptr<void> owned(Place place, Handle handle) const {
+    return {handle, [this, place](Handle one) { release(place, one); }};
   }
 
   // A tensor that looks at the view's data.
@@ -166,6 +176,9 @@ class PortableExecutor final : public Executor {
     } catch (const SessionError& error) {
       close();
       refuse_session(where_, " cannot be loaded by onnxruntime: ", error.what());
+    } catch (...) {
+      close();
+      throw;
     }
   }
 
@@ -224,11 +237,11 @@ class PortableExecutor final : public Executor {
   void read(Handle value, View& view) const {
     Handle info = nullptr;
     runtime_.call(kGetTensorTypeAndShape, value, &info);
+    const auto owner = runtime_.owned(kReleaseTensorTypeAndShapeInfo, info);
     std::size_t rank = 0;
     runtime_.call(kGetDimensionsCount, info, &rank);
     view.shape.resize(rank);
     runtime_.call(kGetDimensions, info, view.shape.data(), rank);
-    runtime_.release(kReleaseTensorTypeAndShapeInfo, info);
     runtime_.call(kGetTensorMutableData, value, &view.data);
   }
 
@@ -256,7 +269,7 @@ class PortableExecutor final : public Executor {
              const SessionOptions& options, bool exact_products, bool float_products) {
     Handle settings = nullptr;
     runtime_.call(kCreateSessionOptions, &settings);
-    const std::shared_ptr<void> owner(settings, [this](Handle h) { runtime_.release(kReleaseSessionOptions, h); });
+    const auto owner = runtime_.owned(kReleaseSessionOptions, settings);
     const auto set = [&](const char* key, const char* value) {
       runtime_.call(kAddSessionConfigEntry, settings, key, value);
     };
@@ -288,11 +301,11 @@ class PortableExecutor final : public Executor {
     for (std::size_t i = 0; i < count; ++i) {
       Handle info = nullptr;
       runtime_.call(type_of, session_, i, &info);
+      const auto owner = runtime_.owned(kReleaseTypeInfo, info);
       Handle tensor = nullptr;
       int type = 0;
       runtime_.call(kCastTypeInfoToTensorInfo, info, &tensor);
       if (tensor != nullptr) runtime_.call(kGetTensorElementType, tensor, &type);
-      runtime_.release(kReleaseTypeInfo, info);
       types[runtime_.name_at(name_of, session_, i)] = type;
     }
     for (const std::string& name : names) {
@@ -318,4 +331,4 @@ std::unique_ptr<Executor> load_portable(Engine& engine, const Segment& segment, 
   return std::make_unique<PortableExecutor>(engine, segment, part, options);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 constexpr std::size_t kMaxCount = 100'000;  // of anything in a list
@@ -206,4 +206,4 @@ void check_manifest(const Manifest& manifest, const Container& container) {
   for (const auto rule : kRules) rule(facts);
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

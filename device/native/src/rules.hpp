@@ -4,7 +4,7 @@
 
 #include "manifest.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 
 inline constexpr Int kMaxElements = (Int{1} << 31) - 1;  // of a tensor: kernels index with 32 bits
 
@@ -34,4 +34,4 @@ void check_overlaps(const Facts& facts);
 void check_port_kernels(const Cuda& program, const Facts& facts, const std::string& where,
                         const std::vector<Int>& point);
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -3,11 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <new>
 
-#include "driver.hpp"
-
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
@@ -52,6 +49,19 @@ bool sizes_at(const TensorInfo& tensor, const Manifest& manifest, const std::vec
   return true;
 }
 
+// What a segment gave has the sizes that the manifest promises: later ones rely on it.
+void check_result(const TensorInfo& tensor, const Manifest& manifest, const std::vector<Int>& point, const View& view) {
+  bool fits = view.shape.size() == tensor.shape.size();
+  for (std::size_t axis = 0; fits && axis < tensor.shape.size(); ++axis) {
+    const Dim& dim = tensor.shape[axis];
+    if (const auto* size = std::get_if<Int>(&dim)) fits = view.shape[axis] == *size;
+    if (const auto* name = std::get_if<std::string>(&dim)) fits = view.shape[axis] == point[index_of(manifest, *name)];
+  }
+  if (!fits)
+    refuse_session("tensor ", quoted(tensor.name), " came with the shape ", shape_text(view.shape),
+                   ", the engine says ", shape_text(tensor.shape), "; build the engine again");
+}
+
 void check_view(const TensorInfo& tensor, const View& view, const std::string& where) {
   if (view.dtype != dtype_named(tensor.dtype))
     refuse_session(where, " is of ", view.dtype < 0 ? "an unknown dtype" : kDtypes[view.dtype].name,
@@ -63,7 +73,10 @@ void check_view(const TensorInfo& tensor, const View& view, const std::string& w
 }  // namespace
 
 std::uint64_t Executor::address(std::size_t) const { refuse_session("it runs on ", description(), ", not on the GPU"); }
-std::size_t Executor::bytes(std::size_t, const std::vector<Int>&) const { return address(0); }
+std::vector<std::int64_t> Executor::shape(std::size_t, const std::vector<Int>&) {
+  address(0);
+  return {};
+}
 void Executor::enqueue(const std::vector<Int>&, void*) { address(0); }
 
 Session::Session(std::shared_ptr<Engine> engine, const SessionOptions& options) : engine_(std::move(engine)) {
@@ -83,6 +96,14 @@ Session::Session(std::shared_ptr<Engine> engine, const SessionOptions& options) 
 }
 
 Session::~Session() {
+  if (fence_ != nullptr) {
+    try {
+      const cuda::CurrentContext current(cuda::Driver::get());
+      fence_->wait();
+      fence_.reset();
+    } catch (const SessionError&) {  // after a fault on the GPU every call fails
+    }
+  }
   if (arena_ != nullptr) ::munmap(arena_, static_cast<std::size_t>(engine_->manifest().arena_bytes));
 }
 
@@ -110,7 +131,7 @@ void Session::load(const Segment& segment, const SessionOptions& options) {
   refuse_session(engine_->path(), ": segment ", quoted(segment.name), " cannot run here: ", reasons);
 }
 
-std::vector<Int> Session::check_inputs(const std::unordered_map<std::string, View>& inputs) const {
+std::vector<Int> Session::check_inputs(const Views& inputs) const {
   const Manifest& manifest = engine_->manifest();
   std::vector<Int> point(manifest.dims.size(), -1);
   for (const std::string& name : manifest.inputs) {
@@ -144,26 +165,28 @@ std::vector<Int> Session::check_inputs(const std::unordered_map<std::string, Vie
   return point;
 }
 
-View Session::output_view(const TensorInfo& tensor, const std::vector<Int>& point,
-                          std::unordered_map<std::string, View>& outputs) {
+void Session::check_targets(const Views& targets) const {
+  const std::vector<std::string>& names = engine_->manifest().outputs;
+  for (const auto& [name, view] : targets) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) refuse_session("there is no output ", quoted(name));
+    const std::string where = "the array for output " + quoted(name);
+    check_view(engine_->facts().tensor(name), view, where);
+    if (view.data == nullptr && bytes_of(view) > 0) refuse_session(where, " has no data");
+  }
+}
+
+View Session::output_view(const TensorInfo& tensor, const std::vector<Int>& point, const Views& targets) {
   const Manifest& manifest = engine_->manifest();
   View view{dtype_named(tensor.dtype), {}, nullptr};
   const bool known = sizes_at(tensor, manifest, point, view.shape);
-  const bool is_output =
-      std::find(manifest.outputs.begin(), manifest.outputs.end(), tensor.name) != manifest.outputs.end();
-  const auto target = outputs.find(tensor.name);
-  if (target != outputs.end() && target->second.data != nullptr) {
-    const std::string where = "the array for output " + quoted(tensor.name);
-    check_view(tensor, target->second, where);
+  if (const auto target = targets.find(tensor.name); target != targets.end()) {
     if (known && target->second.shape != view.shape)
-      refuse_session(where, " has the shape ", shape_text(target->second.shape), "; give ", shape_text(view.shape));
+      refuse_session("the array for output ", quoted(tensor.name), " has the shape ",
+                     shape_text(target->second.shape), "; give ", shape_text(view.shape));
     return target->second;
   }
-  if (!known) {
-    view.shape.clear();
-    return view;
-  }
-  if (is_output) {
+  if (!known) return {view.dtype, {}, nullptr};
+  if (std::find(manifest.outputs.begin(), manifest.outputs.end(), tensor.name) != manifest.outputs.end()) {
     std::vector<char>& memory = owned_[tensor.name];
     memory.resize(std::max<std::size_t>(bytes_of(view), 1));
     view.data = memory.data();
@@ -171,63 +194,95 @@ View Session::output_view(const TensorInfo& tensor, const std::vector<Int>& poin
   }
   for (const Buffer& buffer : manifest.buffers)
     if (buffer.tensor == tensor.name) view.data = arena_ + static_cast<std::size_t>(buffer.offset);
-  if (view.data == nullptr) view.shape.clear();
-  return view;
+  return view.data == nullptr ? View{view.dtype, {}, nullptr} : view;
 }
 
-void Session::infer(const std::unordered_map<std::string, View>& inputs,
-                    std::unordered_map<std::string, View>& outputs) {
+void Session::infer(const Views& inputs, const Views& targets) {
   const std::lock_guard lock(mutex_);
   const Manifest& manifest = engine_->manifest();
-  for (const auto& [name, view] : outputs)
-    if (std::find(manifest.outputs.begin(), manifest.outputs.end(), name) == manifest.outputs.end())
-      refuse_session("there is no output ", quoted(name));
   const std::vector<Int> point = check_inputs(inputs);
-  std::unordered_map<std::string, View> values = inputs;
+  check_targets(targets);
+  outputs_.clear();
+  if (fence_ != nullptr) {
+    const cuda::CurrentContext current(cuda::Driver::get());
+    fence_->wait();
+  }
+  Views values = inputs;
   for (std::size_t i = 0; i < manifest.segments.size(); ++i) {
     const Segment& segment = manifest.segments[i];
     std::vector<View> reads, writes;
     for (const std::string& name : segment.inputs) reads.push_back(values.at(name));
     for (const std::string& name : segment.outputs)
-      writes.push_back(output_view(engine_->facts().tensor(name), point, outputs));
+      writes.push_back(output_view(engine_->facts().tensor(name), point, targets));
     executors_[i]->run(reads, writes, point);
-    for (std::size_t output = 0; output < writes.size(); ++output)
-      values[segment.outputs[output]] = writes[output];
+    for (std::size_t output = 0; output < writes.size(); ++output) {
+      const std::string& name = segment.outputs[output];
+      check_result(engine_->facts().tensor(name), manifest, point, writes[output]);
+      values[name] = writes[output];
+    }
   }
-  for (auto& [name, view] : outputs) view = values.at(name);
+  for (const std::string& name : manifest.outputs) outputs_.push_back(values.at(name));
 }
 
-void Session::infer_on_stream(const std::unordered_map<std::string, View>& inputs,
-                              const std::unordered_map<std::string, View>& outputs, void* stream) {
+void Session::infer_on_stream(const Views& inputs, const Views& targets, void* stream) {
   const std::lock_guard lock(mutex_);
   const Manifest& manifest = engine_->manifest();
   const std::vector<Int> point = check_inputs(inputs);
-  for (const auto& executor : executors_) executor->address(0);
+  check_targets(targets);
+  for (const std::string& name : manifest.outputs)
+    if (!targets.count(name)) refuse_session("output ", quoted(name), " has no array");
+  // Nothing is enqueued before all of it was checked.
+  for (std::size_t i = 0; i < manifest.segments.size(); ++i) {
+    const Segment& segment = manifest.segments[i];
+    executors_[i]->shape(0, point);
+    for (std::size_t output = 0; output < segment.outputs.size(); ++output) {
+      const auto target = targets.find(segment.outputs[output]);
+      if (target == targets.end()) continue;
+      const auto shape = executors_[i]->shape(segment.inputs.size() + output, point);
+      if (target->second.shape != shape)
+        refuse_session("the array for output ", quoted(target->first), " has the shape ",
+                       shape_text(target->second.shape), "; give ", shape_text(shape));
+    }
+  }
+  if (fence_ == nullptr) fence_ = std::make_unique<cuda::Fence>();
+  fence_->precede(stream);
+  try {
+    enqueue(inputs, targets, point, stream);
+  } catch (const SessionError&) {
+    fence_->record(stream);  // a part of it may be enqueued
+    throw;
+  }
+  fence_->record(stream);
+}
+
+void Session::enqueue(const Views& inputs, const Views& targets, const std::vector<Int>& point, void* stream) {
+  const Manifest& manifest = engine_->manifest();
   const cuda::Driver& driver = cuda::Driver::get();
-  std::unordered_map<std::string, std::uint64_t> addresses;
-  for (const auto& [name, view] : inputs) addresses[name] = reinterpret_cast<std::uint64_t>(view.data);
-  const auto copy = [&](std::uint64_t target, std::uint64_t source, std::size_t bytes) {
+  const auto copy = [&](std::uint64_t target, std::uint64_t source, const std::string& name,
+                        std::vector<std::int64_t> shape) {
+    const View view{dtype_named(engine_->facts().tensor(name).dtype), std::move(shape), nullptr};
+    const std::size_t bytes = bytes_of(view);
     if (bytes > 0) driver.check(driver.copy(target, source, bytes, stream), "cuMemcpyDtoDAsync");
   };
+  std::unordered_map<std::string, std::uint64_t> addresses;
+  for (const auto& [name, view] : inputs) addresses[name] = reinterpret_cast<std::uint64_t>(view.data);
   for (std::size_t i = 0; i < manifest.segments.size(); ++i) {
     const Segment& segment = manifest.segments[i];
     Executor& executor = *executors_[i];
-    for (std::size_t input = 0; input < segment.inputs.size(); ++input)
-      copy(executor.address(input), addresses.at(segment.inputs[input]), executor.bytes(input, point));
+    for (std::size_t input = 0; input < segment.inputs.size(); ++input) {
+      const std::string& name = segment.inputs[input];
+      copy(executor.address(input), addresses.at(name), name, executor.shape(input, point));
+    }
     executor.enqueue(point, stream);
     for (std::size_t output = 0; output < segment.outputs.size(); ++output) {
       const std::string& name = segment.outputs[output];
       const std::size_t border = segment.inputs.size() + output;
       addresses[name] = executor.address(border);
-      const auto target = outputs.find(name);
-      if (target == outputs.end()) continue;
-      check_view(engine_->facts().tensor(name), target->second, "the array for output " + quoted(name));
-      std::size_t bytes = executor.bytes(border, point);
-      if (bytes_of(target->second) != bytes)
-        refuse_session("the array for output ", quoted(name), " has ", bytes_of(target->second), " bytes; give ", bytes);
-      copy(reinterpret_cast<std::uint64_t>(target->second.data), executor.address(border), bytes);
+      if (const auto target = targets.find(name); target != targets.end())
+        copy(reinterpret_cast<std::uint64_t>(target->second.data), executor.address(border), name,
+             executor.shape(border, point));
     }
   }
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

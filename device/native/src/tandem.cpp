@@ -13,15 +13,15 @@ thread_local std::string last_error;
 struct Info {
   std::vector<std::int64_t> shape;
   std::vector<const char*> dims;
-  const tandem::TensorInfo* tensor;
+  const tandem::internal::TensorInfo* tensor;
 };
 
-std::vector<Info> infos_of(const tandem::Engine& engine, const std::vector<std::string>& names) {
+std::vector<Info> infos_of(const tandem::internal::Engine& engine, const std::vector<std::string>& names) {
   std::vector<Info> rows;
   for (const std::string& name : names) {
     Info row{{}, {}, &engine.facts().tensor(name)};
-    for (const tandem::Dim& dim : row.tensor->shape) {
-      const auto* size = std::get_if<tandem::Int>(&dim);
+    for (const tandem::internal::Dim& dim : row.tensor->shape) {
+      const auto* size = std::get_if<tandem::internal::Int>(&dim);
       const auto* dynamic = std::get_if<std::string>(&dim);
       row.shape.push_back(size != nullptr ? static_cast<std::int64_t>(*size) : -1);
       row.dims.push_back(dynamic != nullptr ? dynamic->c_str() : nullptr);
@@ -35,18 +35,21 @@ template <typename Work>
 tandem_status guarded(Work work) {
   try {
     return work();
-  } catch (const tandem::EngineError& error) {
+  } catch (const tandem::internal::EngineError& error) {
     last_error = error.what();
     return TANDEM_ENGINE_ERROR;
-  } catch (const tandem::SessionError& error) {
+  } catch (const tandem::internal::SessionError& error) {
     last_error = error.what();
     return TANDEM_SESSION_ERROR;
   } catch (const std::bad_alloc&) {
-    last_error = "there is no memory";
+    last_error.clear();  // a longer text might need memory
     return TANDEM_MEMORY_ERROR;
   } catch (const std::length_error&) {
-    last_error = "there is no memory";
+    last_error.clear();
     return TANDEM_MEMORY_ERROR;
+  } catch (...) {
+    last_error.clear();
+    return TANDEM_INTERNAL_ERROR;
   }
 }
 
@@ -55,18 +58,20 @@ tandem_status bad_argument(const std::string& message) {
   return TANDEM_ARGUMENT_ERROR;
 }
 
-tandem::View view_of(const tandem_tensor& tensor) {
+tandem::internal::View view_of(const tandem_tensor& tensor) {
+  if (static_cast<unsigned>(tensor.dtype) >= std::size(tandem::internal::kDtypes))
+    tandem::internal::refuse_session("the array for ", tandem::internal::quoted(tensor.name), " has no dtype");
   return {static_cast<int>(tensor.dtype), {tensor.shape, tensor.shape + tensor.rank}, tensor.data};
 }
 
 // The arrays by name. Throws SessionError: one is incomplete, or named twice.
-std::unordered_map<std::string, tandem::View> views_of(const char* title, const tandem_tensor* tensors, size_t count) {
-  std::unordered_map<std::string, tandem::View> views;
+std::unordered_map<std::string, tandem::internal::View> views_of(const char* title, const tandem_tensor* tensors, size_t count) {
+  std::unordered_map<std::string, tandem::internal::View> views;
   for (size_t i = 0; i < count; ++i) {
     if (tensors[i].name == nullptr || (tensors[i].shape == nullptr && tensors[i].rank > 0))
-      tandem::refuse_session(title, " ", i, " has no name or no shape");
+      tandem::internal::refuse_session(title, " ", i, " has no name or no shape");
     if (!views.emplace(tensors[i].name, view_of(tensors[i])).second)
-      tandem::refuse_session(title, " ", tandem::quoted(tensors[i].name), " is given twice");
+      tandem::internal::refuse_session(title, " ", tandem::internal::quoted(tensors[i].name), " is given twice");
   }
   return views;
 }
@@ -74,14 +79,13 @@ std::unordered_map<std::string, tandem::View> views_of(const char* title, const 
 }  // namespace
 
 struct tandem_engine {
-  std::shared_ptr<tandem::Engine> engine;
+  std::shared_ptr<tandem::internal::Engine> engine;
   std::vector<Info> inputs, outputs;
   std::string manifest;
 };
 
 struct tandem_session {
-  std::unique_ptr<tandem::Session> session;
-  std::unordered_map<std::string, tandem::View> results;  // of the last inference: their shapes
+  std::unique_ptr<tandem::internal::Session> session;
 };
 
 namespace {
@@ -91,7 +95,7 @@ tandem_status info_at(const std::vector<Info>& rows, size_t index, tandem_tensor
     return bad_argument("index " + std::to_string(index) + " of " + std::to_string(rows.size()) + " tensors");
   const Info& row = rows[index];
   *info = {row.tensor->name.c_str(),
-           static_cast<tandem_dtype>(tandem::dtype_named(row.tensor->dtype)),
+           static_cast<tandem_dtype>(tandem::internal::dtype_named(row.tensor->dtype)),
            row.shape.size(),
            row.shape.data(),
            row.dims.data(),
@@ -104,15 +108,15 @@ tandem_status info_at(const std::vector<Info>& rows, size_t index, tandem_tensor
 extern "C" {
 
 const char* tandem_version(void) { return "1.0"; }
-const char* tandem_last_error(void) { return last_error.c_str(); }
+const char* tandem_last_error(void) { return last_error.empty() ? "out of memory" : last_error.c_str(); }
 
 const char* tandem_dtype_name(tandem_dtype dtype) {
-  return static_cast<unsigned>(dtype) < std::size(tandem::kDtypes) ? tandem::kDtypes[dtype].name : "unknown";
+  return static_cast<unsigned>(dtype) < std::size(tandem::internal::kDtypes) ? tandem::internal::kDtypes[dtype].name : "unknown";
 }
 
 size_t tandem_dtype_bytes(tandem_dtype dtype) {
-  return static_cast<unsigned>(dtype) < std::size(tandem::kDtypes)
-             ? static_cast<size_t>(tandem::kDtypes[dtype].bytes)
+  return static_cast<unsigned>(dtype) < std::size(tandem::internal::kDtypes)
+             ? static_cast<size_t>(tandem::internal::kDtypes[dtype].bytes)
              : 0;
 }
 
@@ -120,8 +124,8 @@ tandem_status tandem_engine_open(const char* path, tandem_engine** engine) {
   if (path == nullptr || engine == nullptr) return bad_argument("tandem_engine_open needs a path and a place");
   return guarded([&] {
     auto opened = std::make_unique<tandem_engine>();
-    opened->engine = std::make_shared<tandem::Engine>(path);
-    const tandem::Manifest& manifest = opened->engine->manifest();
+    opened->engine = std::make_shared<tandem::internal::Engine>(path);
+    const tandem::internal::Manifest& manifest = opened->engine->manifest();
     opened->inputs = infos_of(*opened->engine, manifest.inputs);
     opened->outputs = infos_of(*opened->engine, manifest.outputs);
     *engine = opened.release();
@@ -139,38 +143,48 @@ tandem_status tandem_engine_verify(tandem_engine* engine) {
   });
 }
 
-const char* tandem_engine_profile(const tandem_engine* engine) { return engine->engine->manifest().profile.c_str(); }
-const char* tandem_engine_precision(const tandem_engine* engine) {
-  return engine->engine->manifest().precision.c_str();
+const char* tandem_engine_profile(const tandem_engine* engine) {
+  return engine == nullptr ? "" : engine->engine->manifest().profile.c_str();
 }
-const char* tandem_engine_manifest(const tandem_engine* engine) { return engine->engine->container().manifest.c_str(); }
-size_t tandem_engine_input_count(const tandem_engine* engine) { return engine->inputs.size(); }
-size_t tandem_engine_output_count(const tandem_engine* engine) { return engine->outputs.size(); }
-size_t tandem_engine_dim_count(const tandem_engine* engine) { return engine->engine->manifest().dims.size(); }
+const char* tandem_engine_precision(const tandem_engine* engine) {
+  return engine == nullptr ? "" : engine->engine->manifest().precision.c_str();
+}
+const char* tandem_engine_manifest(const tandem_engine* engine) {
+  return engine == nullptr ? "" : engine->engine->container().manifest.c_str();
+}
+int tandem_engine_uncalibrated(const tandem_engine* engine) {
+  return engine != nullptr && engine->engine->manifest().uncalibrated;
+}
+size_t tandem_engine_input_count(const tandem_engine* engine) { return engine == nullptr ? 0 : engine->inputs.size(); }
+size_t tandem_engine_output_count(const tandem_engine* engine) { return engine == nullptr ? 0 : engine->outputs.size(); }
+size_t tandem_engine_dim_count(const tandem_engine* engine) {
+  return engine == nullptr ? 0 : engine->engine->manifest().dims.size();
+}
 
 tandem_status tandem_engine_input(const tandem_engine* engine, size_t index, tandem_tensor_info* info) {
-  return info_at(engine->inputs, index, info);
+  return guarded([&] { return engine == nullptr ? bad_argument("there is no engine") : info_at(engine->inputs, index, info); });
 }
 
 tandem_status tandem_engine_output(const tandem_engine* engine, size_t index, tandem_tensor_info* info) {
-  return info_at(engine->outputs, index, info);
+  return guarded([&] { return engine == nullptr ? bad_argument("there is no engine") : info_at(engine->outputs, index, info); });
 }
 
 tandem_status tandem_engine_dim(const tandem_engine* engine, size_t index, tandem_dim_info* info) {
-  const auto& dims = engine->engine->manifest().dims;
-  if (info == nullptr || index >= dims.size())
-    return bad_argument("index " + std::to_string(index) + " of " + std::to_string(dims.size()) + " dimensions");
-  const tandem::DimRange& dim = dims[index];
-  *info = {dim.name.c_str(), static_cast<int64_t>(dim.min), static_cast<int64_t>(dim.opt),
-           static_cast<int64_t>(dim.max), static_cast<int64_t>(dim.step)};
-  return TANDEM_OK;
+  return guarded([&] {
+    if (info == nullptr || index >= tandem_engine_dim_count(engine))
+      return bad_argument("there is no dimension " + std::to_string(index));
+    const tandem::internal::DimRange& dim = engine->engine->manifest().dims[index];
+    *info = {dim.name.c_str(), static_cast<int64_t>(dim.min), static_cast<int64_t>(dim.opt),
+             static_cast<int64_t>(dim.max), static_cast<int64_t>(dim.step)};
+    return TANDEM_OK;
+  });
 }
 
 tandem_status tandem_session_open(tandem_engine* engine, const tandem_session_options* options,
                                   tandem_session** session) {
   if (engine == nullptr || session == nullptr) return bad_argument("tandem_session_open needs an engine and a place");
   return guarded([&] {
-    tandem::SessionOptions chosen;
+    tandem::internal::SessionOptions chosen;
     if (options != nullptr) {
       chosen.profile = options->profile == nullptr ? "" : options->profile;
       chosen.onnxruntime = options->onnxruntime == nullptr ? "" : options->onnxruntime;
@@ -178,7 +192,7 @@ tandem_status tandem_session_open(tandem_engine* engine, const tandem_session_op
       chosen.portable = options->portable != 0;
     }
     auto opened = std::make_unique<tandem_session>();
-    opened->session = std::make_unique<tandem::Session>(engine->engine, chosen);
+    opened->session = std::make_unique<tandem::internal::Session>(engine->engine, chosen);
     *session = opened.release();
     return TANDEM_OK;
   });
@@ -186,50 +200,49 @@ tandem_status tandem_session_open(tandem_engine* engine, const tandem_session_op
 
 void tandem_session_close(tandem_session* session) { delete session; }
 
-size_t tandem_session_report_count(const tandem_session* session) { return session->session->reports().size(); }
+size_t tandem_session_report_count(const tandem_session* session) {
+  return session == nullptr ? 0 : session->session->reports().size();
+}
 
 tandem_status tandem_session_report(const tandem_session* session, size_t index, tandem_report* report) {
-  const auto& reports = session->session->reports();
-  if (report == nullptr || index >= reports.size())
-    return bad_argument("index " + std::to_string(index) + " of " + std::to_string(reports.size()) + " segments");
-  const tandem::Report& row = reports[index];
-  *report = {row.segment.c_str(), row.processor.c_str(), row.implementation.c_str(), row.reason.c_str()};
-  return TANDEM_OK;
+  return guarded([&] {
+    if (report == nullptr || index >= tandem_session_report_count(session))
+      return bad_argument("there is no segment " + std::to_string(index));
+    const tandem::internal::Report& row = session->session->reports()[index];
+    *report = {row.segment.c_str(), row.processor.c_str(), row.implementation.c_str(), row.reason.c_str()};
+    return TANDEM_OK;
+  });
 }
 
 tandem_status tandem_session_infer(tandem_session* session, const tandem_tensor* inputs, size_t input_count,
-                                   tandem_tensor* outputs, size_t output_count) {
-  if (session == nullptr || (inputs == nullptr && input_count > 0) || (outputs == nullptr && output_count > 0))
+                                   const tandem_tensor* targets, size_t target_count) {
+  if (session == nullptr || (inputs == nullptr && input_count > 0) || (targets == nullptr && target_count > 0))
     return bad_argument("tandem_session_infer needs a session and its arrays");
-  return guarded([&]() -> tandem_status {
-    const auto feeds = views_of("input", inputs, input_count);
-    session->results.clear();
-    for (size_t i = 0; i < output_count; ++i) {
-      if (outputs[i].name == nullptr || (outputs[i].shape == nullptr && outputs[i].data != nullptr && outputs[i].rank > 0))
-        return bad_argument("output " + std::to_string(i) + " has no name or no shape");
-      const bool empty = outputs[i].data == nullptr;
-      session->results[outputs[i].name] = empty ? tandem::View{} : view_of(outputs[i]);
-    }
-    session->session->infer(feeds, session->results);
-    for (size_t i = 0; i < output_count; ++i) {
-      const tandem::View& view = session->results.at(outputs[i].name);
-      outputs[i].dtype = static_cast<tandem_dtype>(view.dtype);
-      outputs[i].rank = view.shape.size();
-      outputs[i].shape = view.shape.data();
-      outputs[i].data = view.data;
-    }
+  return guarded([&] {
+    session->session->infer(views_of("input", inputs, input_count), views_of("output", targets, target_count));
+    return TANDEM_OK;
+  });
+}
+
+tandem_status tandem_session_output(const tandem_session* session, size_t index, tandem_tensor* output) {
+  return guarded([&] {
+    if (session == nullptr || output == nullptr || index >= session->session->outputs().size())
+      return bad_argument("there is no output " + std::to_string(index) + " of an inference");
+    const tandem::internal::View& view = session->session->outputs()[index];
+    *output = {session->session->engine().manifest().outputs[index].c_str(), static_cast<tandem_dtype>(view.dtype),
+               view.shape.size(), view.shape.data(), view.data};
     return TANDEM_OK;
   });
 }
 
 tandem_status tandem_session_infer_on_stream(tandem_session* session, const tandem_tensor* inputs,
-                                             size_t input_count, const tandem_tensor* outputs, size_t output_count,
+                                             size_t input_count, const tandem_tensor* targets, size_t target_count,
                                              void* stream) {
-  if (session == nullptr || (inputs == nullptr && input_count > 0) || (outputs == nullptr && output_count > 0))
+  if (session == nullptr || (inputs == nullptr && input_count > 0) || (targets == nullptr && target_count > 0))
     return bad_argument("tandem_session_infer_on_stream needs a session and its arrays");
   return guarded([&] {
     session->session->infer_on_stream(views_of("input", inputs, input_count),
-                                      views_of("output", outputs, output_count), stream);
+                                      views_of("output", targets, target_count), stream);
     return TANDEM_OK;
   });
 }

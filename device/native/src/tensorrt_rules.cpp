@@ -3,7 +3,7 @@
 
 #include "rules.hpp"
 
-namespace tandem {
+namespace tandem::internal {
 namespace {
 
 constexpr Int kMaxWeightBytes = Int{1} << 30;
@@ -152,4 +152,4 @@ void check_tensorrt_gpu(const Facts& facts) {
   }
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -1,11 +1,13 @@
 // Errors as sentences: each names the object, the limit and the actual value.
+// The library has its own classes in tandem::internal, apart from those of tandem.hpp: both may be linked into
+// one program.
 #pragma once
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
-namespace tandem {
+namespace tandem::internal {
 
 // Wide enough for every product of two sizes that the format can hold.
 using Int = __int128;
@@ -58,4 +60,4 @@ template <typename... Parts>
   throw SessionError(sentence(parts...));
 }
 
-}  // namespace tandem
+}  // namespace tandem::internal

@@ -117,6 +117,6 @@ def notes_of(farm: FarmKit, table: Table) -> Iterator[str]:
         )
     for board, reason in sorted(table.out.items()):
         yield f"board {board} dropped out: {reason}"
-    for name, verdict in sorted(table.verdicts.items()):
-        if verdict == "missing":
-            yield f"{name} was not measured: {table.reasons[name]}"
+    for name, reason in sorted(table.reasons.items()):
+        missing = table.verdicts[name] == "missing"
+        yield f"{name} was {'not' if missing else 'partly'} measured: {reason}"

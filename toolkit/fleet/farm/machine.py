@@ -2,7 +2,8 @@
 
 A task counts once so many boards agree on it that fewer liars could not. Whom its result does not
 agree with in more than half of the tasks that count is a liar: none of its times are used, and what
-counted through it is measured again.
+counted through it is measured again. A liar may lie about a few keys alone, so each time is
+believed only if so many boards agree on it.
 """
 
 import math
@@ -44,6 +45,8 @@ def step(farm: Farm, state: State, event: Event, now_s: float) -> tuple[State, t
         reason = f"it gave no answer within {farm.rules.lease_s:g} s"
         state, late = _ended(state, job.number)
         state, released = _out(state, job.board, reason), (*released, *late)
+    free = {n: replace(b, free_s=0.0) for n, b in state.boards.items() if 0.0 < b.free_s <= now_s}
+    state = replace(state, boards={**state.boards, **free})
     state, jobs = _hand_out(farm, state, now_s)
     return state, (*released, *jobs)
 
@@ -251,9 +254,20 @@ def table(farm: Farm, state: State) -> Table:
             verdicts[name] = "missing"
             reasons[name] = _why_missing(state, name, honest)
             continue
-        verdicts[name] = "agreed" if len(boards) >= farm.rules.repeats else "unchecked"
-        for key in results[boards[0]]:
-            kept = _kept(results, boards, key, limit) or boards
+        keys = results[boards[0]]
+        # Fewer than `repeats` are believed only where no other board has measured the same.
+        least = min(farm.rules.repeats, len(honest))
+        found = {
+            key: kept for key in keys if len(kept := _kept(results, boards, key, limit)) >= least
+        }
+        verdicts[name] = "agreed" if least == farm.rules.repeats else "unchecked"
+        if len(found) < len(keys):
+            verdicts[name] = "partly" if found else "missing"
+            reasons[name] = (
+                f"of {len(keys)} times {len(keys) - len(found)} are left out: fewer than {least} "
+                f"of {', '.join(sorted(honest))} agree on them"
+            )
+        for key, kept in found.items():
             times = sorted(results[board][key] for board in kept)
             middle = statistics.median(times)
             rows[key] = Row(middle, times[0], times[-1], kept)

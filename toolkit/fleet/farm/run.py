@@ -11,6 +11,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,13 +55,13 @@ MAX_REPORT_BYTES = 1024**2
 class Work:
     """A task as a board is asked for it: these items of the kit, by these steps of a selftest.
 
-    `read`: the times in the bytes of a report; TandemError if they are not all there.
+    `read`: the times in the bytes of a board's report; TandemError if they are not all there.
     """
 
     task: v.Task
     steps: tuple[str, ...]
     items: tuple[str, ...]
-    read: Callable[[bytes], v.Times]
+    read: Callable[[str, bytes], v.Times]
 
 
 def boards_for(database: Database, requires: str) -> tuple[Target, ...]:
@@ -207,7 +208,7 @@ class Run:
     def _answer(self, job: v.Job, command: Command, told: CommandState) -> v.Event:
         """Return what a board's answer means; it is checked against what was asked."""
         if told.status == "failed":
-            return v.Failed(job.number, told.reason[:500], board=True)
+            return v.Failed(job.number, told.reason[:500], board=told.refused)
         work = self._works[job.task]
         if told.result.get("work") != _digest(command, work):
             return v.Failed(job.number, "it answered with the result of another job", board=True)
@@ -215,20 +216,24 @@ class Run:
             encoded = str(told.result.get("report", ""))
             if len(encoded) > MAX_REPORT_BYTES:
                 raise FleetError(f"its report has {len(encoded)} bytes in base64")
-            return v.Measured(job.number, work.read(base64.b64decode(encoded, validate=True)))
+            report = base64.b64decode(encoded, validate=True)
+            return v.Measured(job.number, work.read(job.board, report))
         except (TandemError, binascii.Error) as error:
             return v.Failed(job.number, str(error)[:500], board=False)
 
     # -- what is done
 
     def _step(self, link: Link, kit: BlobSpec, event: v.Event) -> None:
-        self._state, effects = step(self._farm, self._state, event, time.monotonic())
-        for effect in effects:
-            if isinstance(effect, v.Release):
-                self._release(link, effect.board)
-        for effect in effects:
-            if isinstance(effect, v.Job) and not self._give(link, kit, effect):
-                self._step(link, kit, v.Busy(effect.number))
+        events = deque[v.Event]((event,))
+        while events:
+            now_s = time.monotonic()
+            self._state, effects = step(self._farm, self._state, events.popleft(), now_s)
+            for effect in effects:
+                if isinstance(effect, v.Release):
+                    self._release(link, effect.board)
+            for effect in effects:
+                if isinstance(effect, v.Job) and not self._give(link, kit, effect):
+                    events.append(v.Busy(effect.number))
 
     def _release(self, link: Link, board: str) -> None:
         """Clear a board's command, which ends a job that still runs, and give its lease back."""

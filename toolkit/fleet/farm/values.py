@@ -154,7 +154,7 @@ class Row:
     boards: tuple[str, ...]
 
 
-Verdict = Literal["agreed", "unchecked", "missing"]
+Verdict = Literal["agreed", "unchecked", "partly", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +162,10 @@ class Table:
     """What came of a run.
 
     `error`: the share by which any single board may differ from a time, infinite if none was
-    measured twice. `verdicts`: by task;
-    "unchecked" ones are of fewer boards than were asked for. `liars`: how many times slower (below
-    1: faster) than the others. `out`: boards that dropped out, with the reason. `reasons`: of tasks
-    without times.
+    measured twice. `verdicts`: by task; "unchecked" ones are of fewer boards than were asked for,
+    of "partly" ones some times are left out. `liars`: how many times slower (below 1: faster) than
+    the others. `out`: boards that dropped out, with the reason. `reasons`: of tasks that lack
+    times.
     """
 
     rows: Mapping[str, Row]

@@ -27,7 +27,12 @@ from toolkit.errors import BuildError
 from toolkit.graph.constant_weights import as_float32, set_constant
 from toolkit.quantize.quantize import QUANTIZED_OPS, int8_reads, is_activation, weight_axis
 from toolkit.quantize.trials.trial import TrialModel
-from toolkit.quantize.weights import INT8_MAX, constant_of, quantize_weight
+from toolkit.quantize.weights import (
+    INT8_MAX,
+    bias_per_channel,
+    constant_of,
+    quantize_weight,
+)
 
 Sample = Mapping[str, NDArray[Any]]
 Steps = NDArray[np.int8]
@@ -58,13 +63,17 @@ class Int8:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """A layer with a constant weight, and that as a `matrix` [groups, channels, products]."""
+    """A layer with a constant weight, and that as a `matrix` [groups, channels, products].
+
+    `bias`: one number per channel, None: it stays in floating point.
+    """
 
     node: ir.Node
     tensor: str
     weight: NDArray[np.float32]
     axis: int
     matrix: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
 
     @property
     def name(self) -> str:
@@ -81,7 +90,7 @@ def round_weights(model: ir.Model, int8: Int8, samples: Sequence[Sample]) -> dic
         layers = [row for row in _layers(changed, int8) if row.name in names]
         grams = _grams(changed, layers, int8, samples)
         steps = {
-            layer.name: encode_steps(_steps(layer, gram))
+            layer.name: encode_steps(_steps(layer, gram, int8.ranges.get(layer.tensor)))
             for layer, gram in zip(layers, grams, strict=True)
         }
         rounded |= steps
@@ -100,18 +109,22 @@ def apply_steps(model: ir.Model, rounded: Mapping[str, str]) -> ir.Model:
     layers = {layer.name: layer for layer in _layers(changed, Int8({}))}
     for name, text in rounded.items():
         layer = layers.get(name)
-        steps = decode_steps(text)
-        if layer is None or layer.weight.size != steps.size:
-            held = "no such weight" if layer is None else f"{layer.weight.size} weights"
+        size = 0 if layer is None else layer.weight.size
+        steps = decode_steps(text, size)
+        if layer is None or size != steps.size:
+            count = f"more than {size}" if steps.size > size else str(steps.size)
+            held = "no such weight" if layer is None else f"{size} weights"
             raise BuildError(
-                f"The calibration table rounds {steps.size} weights of node {name!r}, but this "
+                f"The calibration table rounds {count} weights of node {name!r}, but this "
                 f"model has {held} there; calibrate this model again."
             )
         nearest = quantize_weight(layer.weight, None, layer.axis, None)
         whole = nearest.stored + steps.reshape(layer.weight.shape)
         shape = [1] * layer.weight.ndim
         shape[layer.axis] = -1
-        weight = as_float32(whole * nearest.scale.reshape(shape))
+        others = tuple(one for one in range(layer.weight.ndim) if one != layer.axis)
+        changes = steps.reshape(layer.weight.shape).any(axis=others, keepdims=True)
+        weight = as_float32(np.where(changes, whole * nearest.scale.reshape(shape), layer.weight))
         index = QUANTIZED_OPS[layer.node.op_type].weight
         assert index is not None
         set_constant(changed.graph, layer.node, index, weight, f"{name}_rounded")
@@ -129,10 +142,14 @@ def encode_steps(steps: Steps) -> str:
     return base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode("ascii")
 
 
-def decode_steps(text: str) -> Steps:
-    """Read `encode_steps`. Raises BuildError: it is damaged."""
+def decode_steps(text: str, size: int) -> Steps:
+    """Read `encode_steps`, at most `size` + 1 of them. Raises BuildError: it is damaged."""
+    stream = zlib.decompressobj()
     try:
-        return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), np.int8)
+        data = stream.decompress(base64.b64decode(text, validate=True), size + 1)
+        if len(data) <= size and not stream.eof:
+            raise ValueError("the end is missing")
+        return np.frombuffer(data, np.int8)
     except (ValueError, zlib.error) as error:
         raise BuildError(
             f"The calibration table holds rounded weights that cannot be read ({error}); calibrate "
@@ -152,7 +169,8 @@ def _layers(model: ir.Model, int8: Int8) -> tuple[_Layer, ...]:
             continue
         matrix = _matrix(node, weight, axis)
         if matrix is not None and matrix.shape[2] <= LARGEST:
-            layers.append(_Layer(node, str(first.name), weight, axis, matrix))
+            bias = bias_per_channel(constant_of(node, row.bias), weight, axis)
+            layers.append(_Layer(node, str(first.name), weight, axis, matrix, bias))
     return tuple(layers)
 
 
@@ -271,8 +289,9 @@ def _pads(
     return before, after
 
 
-def _steps(layer: _Layer, gram: NDArray[np.float32]) -> Steps:
-    """The steps from the nearest integers that lessen the error of the sums."""
+def _steps(layer: _Layer, gram: NDArray[np.float32], amax: float | None) -> Steps:
+    """The steps from the nearest integers that lessen the error of the sums; 0 in channels whose
+    scale is that of the bias, where the integers are others."""
     nearest = quantize_weight(layer.weight, None, layer.axis, None)
     groups, channels, _ = layer.matrix.shape
     scales = nearest.scale.astype(np.float64).reshape(groups, channels)
@@ -286,7 +305,11 @@ def _steps(layer: _Layer, gram: NDArray[np.float32]) -> Steps:
     shape = layer.weight.shape
     flat = integers.reshape(-1, integers.shape[2])
     whole = flat.reshape(shape) if layer.axis == 0 else flat.T.reshape(shape)
-    return (whole - nearest.stored).astype(np.int8)
+    step = None if amax is None else scale_of(amax)
+    built = quantize_weight(layer.weight, layer.bias, layer.axis, step)
+    others = tuple(one for one in range(len(shape)) if one != layer.axis)
+    same = np.expand_dims(built.scale == nearest.scale, others)
+    return np.where(same, whole - nearest.stored, 0).astype(np.int8)
 
 
 def _nearest_plane(weights: NDArray[np.float64], gram: NDArray[np.float32]) -> NDArray[np.float64]:

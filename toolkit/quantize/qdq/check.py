@@ -75,7 +75,7 @@ def _scales(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
     for node, params in _quant_params(model):
         if params is None:
             yield f"node {node.name!r} computes its scale or zero point, which must be constants"
-        elif params.blocked:
+        elif params.block:
             yield f"node {node.name!r} has a scale for each block, but INT8 has none"
         elif not np.all((params.scale > 0) & np.isfinite(params.scale)):
             yield f"node {node.name!r} has a scale that is not positive and finite"

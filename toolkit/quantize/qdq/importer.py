@@ -4,7 +4,10 @@
     q -> DQ(s_c),  w -> Q -> DQ   become   the float weight w = q s_c, or w itself
 
 Accepted: INT8 with zero point 0, or the equivalent UINT8 with 128; activations per tensor; weights
-with s_c = max|w_c| / 127, as TensorRT quantizes a float model. INT32 biases become float.
+with s_c = max|w_c| / 127, as TensorRT quantizes a float model. INT32 biases become float. A Clip of
+the integers of a weight is applied, one that only cuts -128 off an activation is dropped.
+On request zero points of activations become symmetric ranges. Where the least integer is 0, Q cuts
+negative numbers off: a Relu takes that over, unless there are none.
 Everything else is refused with node, rule and value.
 """
 
@@ -17,16 +20,24 @@ from onnx_ir.passes import common as ir_passes
 
 from calibration.table import QMAX
 from toolkit.errors import ImportModelError
-from toolkit.quantize.qdq.infer_ranges import infer_ranges, nodes_in_float
+from toolkit.quantize.qdq.infer_ranges import RANGE_KEEPING_OPS, infer_ranges, nodes_in_float
 from toolkit.quantize.qdq.nodes import (
     INTEGER_OPS,
     QuantParams,
     constant_of,
     is_dequantize,
     is_quantize,
+    quant_params_of,
     quantized_constant,
 )
-from toolkit.quantize.qdq.symmetric import along, quantized_by, symmetric_params, weight_readers
+from toolkit.quantize.qdq.symmetric import (
+    along,
+    cuts_negatives,
+    quantized_by,
+    symmetric_params,
+    symmetric_steps,
+    weight_readers,
+)
 from toolkit.quantize.quantize import QUANTIZED_OPS, RESULT_AMAX, is_activation
 from toolkit.quantize.weights import StoredWeight
 
@@ -35,6 +46,10 @@ WEIGHT_TOLERANCE = 1e-3
 
 # Channels whose weights are all below are switched off.
 _SWITCHED_OFF = 1e-30
+
+_NOT_NEGATIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Sqrt"})
+# Operators whose results are not negative if no operand is.
+_KEEPS_SIGN = frozenset({"Add", "Concat", "Max", "Mul", "Sum"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +74,34 @@ class PlainModel:
 
 
 def import_qdq(
-    model: ir.Model, *, any_weight_scale: bool = False, int8_borders: bool = False
+    model: ir.Model,
+    *,
+    any_weight_scale: bool = False,
+    any_zero_point: bool = False,
+    int8_borders: bool = False,
 ) -> PlainModel:
     """Remove the Q/DQ from a copy of a model.
 
     `any_weight_scale` accepts weights whose scale is not max|w_c| / 127, with a note; their float
-    values are then the dequantized ones. `int8_borders` accepts INT8 inputs and outputs, which
-    become floats under their names, as those of a segment.
+    values are then the dequantized ones. `any_zero_point` makes ranges of activations symmetric,
+    with a note of how much coarser their steps become. `int8_borders` accepts INT8 inputs and
+    outputs, which become floats under their names, as those of a segment.
 
     Raises ImportModelError: there is no Q/DQ, or one that is not symmetric INT8.
     """
     copy = model.clone()
+    for node in list(copy.graph):
+        if node.op_type == "Clip" and not node.outputs[0].is_graph_output():
+            _absorb_clip(copy.graph, node)
     _refuse_foreign(copy, int8_borders=int8_borders)
-    remover = _QdqRemover(copy.graph, any_weight_scale, int8_borders)
+    remover = _QdqRemover(copy.graph, any_weight_scale, any_zero_point, int8_borders)
     float_nodes = nodes_in_float(copy.graph)
     for node in list(copy.graph):
         if is_dequantize(node):
             remover.remove(node)
     if int8_borders:
         remover.restore_borders()
+    remover.note_coarser_steps()
     return plain_model(copy, remover.amax, float_nodes, remover.integers, tuple(remover.notes))
 
 
@@ -113,16 +137,21 @@ def plain_model(
 class _QdqRemover:
     """Removes DQ nodes with the Q before them; collects ranges and notes."""
 
-    def __init__(self, graph: ir.Graph, any_weight_scale: bool, int8_borders: bool) -> None:
+    def __init__(
+        self, graph: ir.Graph, any_weight_scale: bool, any_zero_point: bool, int8_borders: bool
+    ) -> None:
         self.amax: dict[ir.Value, float] = {}
         self.notes: list[str] = []
         self.integers: dict[str, StoredWeight] = {}
         self._graph = graph
         self._any_weight_scale = any_weight_scale
+        self._any_zero_point = any_zero_point
+        self._rectified: dict[ir.Value, ir.Value] = {}
+        self._coarser: dict[str, float] = {}  # activation -> growth of its step
         self._int8_borders = int8_borders
 
     def remove(self, node: ir.Node) -> None:
-        params = symmetric_params(node)
+        params = self._params(node)
         source = node.inputs[0]
         assert source is not None  # onnx.checker: the first operand is required
         producer = source.producer()
@@ -143,8 +172,38 @@ class _QdqRemover:
                 "pairs around its operators."
             )
 
+    def note_coarser_steps(self) -> None:
+        """Note the loss by ranges that became symmetric."""
+        if self._coarser:
+            worst = max(self._coarser, key=self._coarser.__getitem__)
+            growth = self._coarser[worst]
+            self.notes.append(
+                f"{len(self._coarser)} activations have a zero point that INT8 has not: their "
+                f"ranges become symmetric, and steps up to {growth:.2f} times as large "
+                f"({worst!r}: {20 * np.log10(growth):.1f} dB lost)"
+            )
+
+    def _params(self, node: ir.Node) -> QuantParams:
+        constant = quantized_constant(node) is not None
+        any_zero_point = self._any_weight_scale if constant else self._any_zero_point
+        return symmetric_params(node, any_zero_point=any_zero_point)
+
+    def _rectify(self, value: ir.Value) -> ir.Value:
+        """A Relu of a value that a zero point made positive; what never is negative, itself."""
+        if _never_negative(value):
+            return value
+        if value not in self._rectified:
+            relu = ir.Node("", "Relu", [value], name=f"{value.name}_rectify")
+            out = relu.outputs[0]
+            out.name, out.type, out.shape = f"{value.name}_rectified", value.type, value.shape
+            producer = value.producer()
+            assert producer is not None  # inputs of a model are left alone
+            self._graph.insert_after(producer, relu)
+            self._rectified[value] = out
+        return self._rectified[value]
+
     def _remove_pair(self, quantize: ir.Node, node: ir.Node, params: QuantParams) -> None:
-        quantize_params = symmetric_params(quantize)
+        quantize_params = self._params(quantize)
         value = quantize.inputs[0]
         assert value is not None
         name = str(value.name)
@@ -159,6 +218,11 @@ class _QdqRemover:
             raise ImportModelError(
                 f"Nodes {quantize.name!r} and {node.name!r} are a pair, but their scales are "
                 f"{float(quantize_params.scale)} and {float(params.scale)}; they must be equal."
+            )
+        if quantize_params.zero != params.zero:
+            raise ImportModelError(
+                f"Nodes {quantize.name!r} and {node.name!r} are a pair, but their zero points are "
+                f"{int(quantize_params.zero)} and {int(params.zero)}; they must be equal."
             )
         self._restore(node.outputs[0], value, quantize, params)
 
@@ -180,9 +244,13 @@ class _QdqRemover:
         self, out: ir.Value, value: ir.Value, quantize: ir.Node, params: QuantParams
     ) -> None:
         """Replace the result of Q or DQ by the value that it stands for, which gets its range."""
-        name = str(value.name)
+        if self._any_zero_point and cuts_negatives(params):
+            value = self._rectify(value)
+        name, steps = str(value.name), symmetric_steps(params)
         self._replace(out, value)
-        limit, known = QMAX * float(params.scale), self.amax.get(value)
+        if steps > QMAX:
+            self._coarser[name] = steps / QMAX
+        limit, known = steps * float(params.scale), self.amax.get(value)
         if known is not None and known != limit:
             self.notes.append(
                 f"tensor {name!r} has the ranges {known} and {limit} (node {quantize.name!r}); "
@@ -220,7 +288,7 @@ class _QdqRemover:
         quantize = source.producer() if origin is not source else None
         float_weight: np.ndarray | None = None
         if quantize is not None:
-            quantize_params = symmetric_params(quantize)
+            quantize_params = symmetric_params(quantize, any_zero_point=self._any_weight_scale)
             if not np.array_equal(quantize_params.scale, params.scale):
                 raise ImportModelError(
                     f"Nodes {quantize.name!r} and {node.name!r} are a pair, but their scales "
@@ -241,8 +309,10 @@ class _QdqRemover:
             return
         name = f"{out.name}_value" if out.is_graph_output() else str(out.name)
         out.name = str(out.name) if out.is_graph_output() else f"{name}_removed"
-        axis = params.axis if params.scale.ndim else None
-        self.integers[name] = StoredWeight(str(origin.name), params.scale.astype(np.float32), axis)
+        if not params.block and not params.zero.any():
+            axis = params.axis if params.scale.ndim else None
+            scales = params.scale.astype(np.float32)
+            self.integers[name] = StoredWeight(str(origin.name), scales, axis)
         folded = ir.Value(name=name, shape=ir.Shape(array.shape))
         folded.const_value = ir.tensor(restored, name=name)
         folded.type = ir.TensorType(folded.const_value.dtype)
@@ -252,6 +322,12 @@ class _QdqRemover:
     def _check_weight(self, node: ir.Node, params: QuantParams, weight: np.ndarray) -> bool:
         """Compare a weight's scale with max|w_c| / 127; return True if it differs."""
         for reader, axis in weight_readers(node, weight):
+            if params.block:
+                self.notes.append(
+                    f"the weight of node {reader.name!r} has a scale for every {params.block} "
+                    "numbers; INT8 gives it one for each output channel"
+                )
+                return True
             if axis is not None and params.scale.ndim and params.axis % weight.ndim != axis:
                 raise ImportModelError(
                     f"Node {node.name!r} scales the weight of {reader.name!r} ({reader.op_type}) "
@@ -283,6 +359,37 @@ class _QdqRemover:
         return False
 
 
+def _absorb_clip(graph: ir.Graph, clip: ir.Node) -> None:
+    """Remove a Clip of integers before DQ, as tools write narrow ranges and fewer bits."""
+    stored, readers = clip.inputs[0], [use.node for use in clip.outputs[0].uses()]
+    bounds = [constant_of(value) for value in clip.inputs[1:]]
+    if not readers or not all(map(is_dequantize, readers)):
+        return
+    if stored is None or len(bounds) != 2 or any(b is None or b.size != 1 for b in bounds):
+        return  # refused, as other readers of integers are
+    low, high = (int(bound.item()) for bound in bounds if bound is not None)
+    integers, quantize = constant_of(stored), stored.producer()
+    if quantize is not None and is_quantize(quantize):
+        array, params = constant_of(quantize.inputs[0]), quant_params_of(quantize)
+        if array is not None and params is not None:
+            integers = quantized_by(array, params, str(quantize.name))
+        elif high - low < 2 * QMAX:
+            raise ImportModelError(
+                f"Node {clip.name!r} clips the integers of an activation to [{low}, {high}], fewer "
+                "than 8 bits; quantize activations to 8 bits (Brevitas: bit_width=8)."
+            )
+    elif integers is None:
+        return
+    if integers is not None:
+        name = f"{clip.outputs[0].name}_integers"
+        tensor = ir.tensor(np.clip(integers, low, high).astype(integers.dtype), name=name)
+        stored = ir.Value(name=name, const_value=tensor, shape=ir.Shape(integers.shape))
+        stored.type = ir.TensorType(tensor.dtype)
+        graph.register_initializer(stored)
+    clip.outputs[0].replace_all_uses_with(stored)
+    graph.remove(clip, safe=True)
+
+
 def refuse_unscaled(values: Sequence[ir.Value]) -> None:
     """Raise ImportModelError: an INT8 tensor is among these values, which have no scale."""
     for value in values:
@@ -298,7 +405,8 @@ def refuse_integer_operators(model: ir.Model) -> None:
         if node.op_type in INTEGER_OPS or node.op_type.startswith("QLinear"):
             raise ImportModelError(
                 f"Node {node.name!r} is {node.op_type}, which computes in integers by itself; "
-                "export the model in the Q/DQ format."
+                "export the model in the Q/DQ format (onnxruntime: quantize_static with "
+                "quant_format=QuantFormat.QDQ)."
             )
 
 
@@ -334,6 +442,28 @@ def _refuse_other_readers(node: ir.Node, *, int8_borders: bool) -> None:
         f"Node {node.name!r} (QuantizeLinear) gives integers to {who}, but only DequantizeLinear "
         "may read them; export the model with Q/DQ pairs around its operators."
     )
+
+
+def _never_negative(value: ir.Value) -> bool:
+    """Whether a value is an input, whose range is said, or made by operators that give no sign."""
+    pending, seen = [value], {value}
+    while pending:
+        operand = pending.pop()
+        node = operand.producer()
+        if node is None:
+            if operand.const_value is not None:
+                return False
+            continue
+        low = constant_of(node.inputs[1]) if node.op_type == "Clip" and node.inputs[1:] else None
+        if node.op_type in _NOT_NEGATIVE or (low is not None and np.all(low >= 0)):
+            continue
+        if node.op_type not in RANGE_KEEPING_OPS | _KEEPS_SIGN:
+            return False
+        sources = node.inputs[:1] if node.op_type in RANGE_KEEPING_OPS else node.inputs
+        new = {source for source in sources if source is not None} - seen
+        pending.extend(new)
+        seen |= new
+    return True
 
 
 def _float_activations(node: ir.Node) -> Iterator[str]:

@@ -26,13 +26,17 @@ INTEGER_OPS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class QuantParams:
-    """Quantization parameters; `scale`, `zero`: [] per tensor, [channels] along `axis`."""
+    """Quantization parameters; `scale`, `zero`: [] per tensor, [channels] along `axis`.
+
+    `block`: elements along `axis` that share a scale, of which there are as many axes as of the
+    array; 0: no blocks.
+    """
 
     scale: np.ndarray
     zero: np.ndarray
     dtype: ir.DataType
     axis: int
-    blocked: bool
+    block: int
 
 
 def is_quantize(node: ir.Node | None) -> bool:
@@ -76,7 +80,7 @@ def quant_params_of(node: ir.Node) -> QuantParams | None:
         zero=zero,
         dtype=_stored_dtype(node, zero_value),
         axis=node.attributes.get_int("axis", 1),
-        blocked=node.attributes.get_int("block_size", 0) != 0,
+        block=node.attributes.get_int("block_size", 0),
     )
 
 

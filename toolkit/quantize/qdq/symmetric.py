@@ -8,6 +8,7 @@ import onnx_ir as ir
 from toolkit.errors import ImportModelError
 from toolkit.quantize.qdq.nodes import (
     QuantParams,
+    constant_of,
     has_weight,
     is_dequantize,
     quant_params_of,
@@ -15,35 +16,50 @@ from toolkit.quantize.qdq.nodes import (
 )
 from toolkit.quantize.quantize import QUANTIZED_OPS, weight_axis
 
-# Stored type -> zero point of symmetric quantization.
-_SYMMETRIC_ZERO: Mapping[ir.DataType, int] = {ir.DataType.INT8: 0, ir.DataType.UINT8: 128}
+# Stored type -> its integers, and the zero point of symmetric quantization.
+_INTEGERS: Mapping[ir.DataType, tuple[int, int, int]] = {
+    ir.DataType.INT8: (-128, 127, 0),
+    ir.DataType.UINT8: (0, 255, 128),
+    ir.DataType.INT4: (-8, 7, 0),
+    ir.DataType.UINT4: (0, 15, 8),
+    ir.DataType.INT32: (-(1 << 31), (1 << 31) - 1, 0),
+}
+_OF_ACTIVATIONS = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
-def symmetric_params(node: ir.Node) -> QuantParams:
-    """The parameters of a node, checked: constant, symmetric, with usable scales."""
+def symmetric_params(node: ir.Node, *, any_zero_point: bool = False) -> QuantParams:
+    """The parameters of a node, checked: constant, symmetric, with usable scales.
+
+    `any_zero_point` accepts those that are not symmetric. Constants alone may have other types than
+    INT8 and UINT8, and scales for blocks.
+    """
     params = quant_params_of(node)
     subject = f"Node {node.name!r} ({node.op_type})"
     if params is None:
         raise ImportModelError(
-            f"{subject} computes its scale or zero point, which must be constants; fold them first."
+            f"{subject} computes its scale or zero point, which must be constants; fold them, or "
+            "quantize with calibration (onnxruntime: quantize_static, not quantize_dynamic)."
         )
-    bias = params.dtype == ir.DataType.INT32 and is_dequantize(node)
-    if params.dtype not in _SYMMETRIC_ZERO and not (bias and quantized_constant(node) is not None):
+    constant = is_dequantize(node) and quantized_constant(node) is not None
+    if params.dtype not in (_INTEGERS if constant else _OF_ACTIVATIONS):
         raise ImportModelError(
-            f"{subject} stores {params.dtype.name}, but only INT8 and UINT8 (and INT32 for biases) "
-            "are "
-            "taken; quantize to INT8."
+            f"{subject} stores {params.dtype.name}, but only INT8 and UINT8 (INT4, UINT4 and INT32 "
+            "for constants) are taken; quantize to INT8."
         )
-    expected = _SYMMETRIC_ZERO.get(params.dtype, 0)
+    expected = _INTEGERS[params.dtype][2]
     differs = params.zero != expected
-    if differs.any():
+    if differs.any() and not any_zero_point:
         raise ImportModelError(
             f"{subject} has the zero point {params.zero.flat[np.argmax(differs)]} in "
-            f"{params.dtype.name}, but the symmetric one is {expected}; quantize symmetrically."
+            f"{params.dtype.name}, but the symmetric one is {expected}; quantize symmetrically "
+            "(onnxruntime: ActivationSymmetric and WeightSymmetric in extra_options), or let "
+            "`tandem build --precision int8` make the range symmetric and say what that loses."
         )
-    if params.blocked:
-        raise ImportModelError(f"{subject} has a scale for each block; quantize per channel.")
-    usable = (params.scale > 0) & np.isfinite(params.scale)
+    if params.block and not constant:
+        raise ImportModelError(f"{subject} has a scale for each block; quantize per tensor.")
+    # onnxruntime signs the scales of its INT4 blocks.
+    signed = constant and constant_of(node.inputs[0]) is not None
+    usable = ((params.scale > 0) | signed) & np.isfinite(params.scale)
     if not usable.all():
         raise ImportModelError(
             f"{subject} has the scale {params.scale.flat[np.argmin(usable)]}, but scales are "
@@ -53,12 +69,39 @@ def symmetric_params(node: ir.Node) -> QuantParams:
     return params
 
 
+def symmetric_steps(params: QuantParams) -> int:
+    """The steps of the scale between 0 and the end of a symmetric range that holds all integers.
+
+    127, the last of INT8, where 128 would do.
+    """
+    low, high, _ = _INTEGERS[params.dtype]
+    zero = int(params.zero)
+    steps = max(high - zero, zero - low)
+    return steps if steps > 128 else 127
+
+
+def cuts_negatives(params: QuantParams) -> bool:
+    """Whether the least integer stands for 0, so that Q and DQ rectify."""
+    return int(params.zero) == _INTEGERS[params.dtype][0]
+
+
 def along(parameter: np.ndarray, params: QuantParams, array: np.ndarray, node: str) -> np.ndarray:
     """Reshape a scale or zero point to broadcast over an array."""
     if parameter.ndim == 0:
         return parameter.astype(np.float64 if array.dtype == np.int32 else np.float32)
     axis = params.axis % max(array.ndim, 1)
-    if parameter.ndim != 1 or axis >= array.ndim or array.shape[axis] != parameter.size:
+    if params.block and parameter.ndim == array.ndim and axis < array.ndim:
+        blocks = list(array.shape)
+        blocks[axis] = -(-array.shape[axis] // params.block)
+        if list(parameter.shape) == blocks:
+            wide = np.repeat(parameter, params.block, axis)
+            return np.take(wide, np.arange(array.shape[axis]), axis).astype(np.float32)
+    if (
+        params.block
+        or parameter.ndim != 1
+        or axis >= array.ndim
+        or array.shape[axis] != parameter.size
+    ):
         raise ImportModelError(
             f"Node {node!r} has scales of shape {list(parameter.shape)} along axis {params.axis} "
             "for a "
@@ -71,9 +114,9 @@ def along(parameter: np.ndarray, params: QuantParams, array: np.ndarray, node: s
 def quantized_by(array: np.ndarray, params: QuantParams, node: str) -> np.ndarray:
     """Quantize a constant with the parameters of a Q node."""
     scale, zero = (along(part, params, array, node) for part in (params.scale, params.zero))
-    kind = np.iinfo(np.uint8 if params.dtype == ir.DataType.UINT8 else np.int8)
-    rounded: np.ndarray = np.clip(np.rint(array / scale) + zero, kind.min, kind.max)
-    return rounded.astype(kind.dtype)
+    low, high, _ = _INTEGERS[params.dtype]
+    rounded: np.ndarray = np.clip(np.rint(array / scale) + zero, low, high)
+    return rounded.astype(np.int8 if low else np.uint8)
 
 
 def weight_readers(node: ir.Node, weight: np.ndarray) -> Iterator[tuple[ir.Node, int | None]]:

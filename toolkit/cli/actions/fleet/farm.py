@@ -41,7 +41,7 @@ def run_kit(options: RunKit) -> None:
     rows = {}
     for task, row in table.rows.items():
         path = options.output / f"{task}.tandem-report"
-        write_bytes(path, reports[task])
+        write_bytes(path, reports[task, row.boards[0]])
         rows[str(path)] = row.boards[0]
     lines = [f"{path}: {board}" for path, board in rows.items()]
     lines += [f"board {board} dropped out: {reason}" for board, reason in table.out.items()]
