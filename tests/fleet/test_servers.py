@@ -1,5 +1,6 @@
 """Several servers share a fleet: who has which device, and what holds when they come and go."""
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -25,7 +26,9 @@ from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.server import control as control_module
 from toolkit.fleet.server import serve
 from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.device_cache import DeviceCache
 from toolkit.fleet.server.operations import decommission, make_plan, order, start_rollout
+from toolkit.fleet.server.same_folder import FILE, check_folder
 from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.server.shares import owner_of
 from toolkit.fleet.store import lease, log, rollouts
@@ -380,7 +383,21 @@ def test_one_of_the_servers_keeps_since_when_devices_are_heard(
         server = FleetServer(load_fleet(write_fleet(tmp_path / name, 1883)), services=())
         server._holder, server._is_connected = name, True
         stopped = threading.Event()
-        monkeypatch.setattr(server, "_forget_foreign_messages", lambda _s, end=stopped: end.set())
+        monkeypatch.setattr(DeviceCache, "save_beats", lambda _cache, end=stopped: end.set())
         monkeypatch.setattr(serve, "save_ear", lambda *_args, name=name: writers.append(name))
         server._share(store, Control(store, name), Sent(), stopped)
     assert writers == ["a"]
+
+
+def test_a_server_with_a_copy_of_the_folder_is_refused(store: Database, tmp_path: Path) -> None:
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    check_folder(folder, store, 1)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    check_folder(folder, store, 1)  # the first one after all were stopped
+    check_folder(folder, store, 2)
+    with pytest.raises(RolloutError, match="give all the same folder"):
+        check_folder(copy, store, 2)
+    (copy / FILE).unlink()
+    with pytest.raises(RolloutError, match="has nothing"):
+        check_folder(copy, store, 2)

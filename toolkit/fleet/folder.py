@@ -6,6 +6,7 @@ repository/   signed metadata and released bundles
 trust/        what every board gets
 identity/     the CA, certificates of the broker, of operators and of devices
 broker/       the configuration of the MQTT broker
+.servers      by what servers that share a store know that they share the folder
 """
 
 import os

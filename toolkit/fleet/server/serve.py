@@ -30,6 +30,7 @@ from toolkit.fleet.server.device_cache import voice_of
 from toolkit.fleet.server.metrics import Meters, MetricsListener, ServerFigures
 from toolkit.fleet.server.otlp import OtlpPush
 from toolkit.fleet.server.refresher import Refresher
+from toolkit.fleet.server.same_folder import check_folder
 from toolkit.fleet.server.silence import Watch
 from toolkit.fleet.store import lease
 from toolkit.fleet.store.database import Database
@@ -179,7 +180,10 @@ class FleetServer:
         while not stopped.is_set():
             if lease.is_free(database):
                 with suppress(lease.LeaseLostError):  # another one was quicker
-                    return Control(database, self._holder, self._sign)
+                    control = Control(database, self._holder, self._sign)
+                    if database.dialect.shares:
+                        check_folder(self._fleet.folder, database, len(control.servers))
+                    return control
             if not warned:
                 holders = ", ".join(row.holder for row in lease.read_leases(database))
                 LOG.warning("stands by: %s has the lease", holders or "another server")
@@ -224,6 +228,7 @@ class FleetServer:
     ) -> None:
         """Work until `stopped` is set, or the broker is away and other servers are there."""
         self._control, self._servers, self._unsent = control, (), {}
+        self._forget_foreign_messages(time.monotonic())
         self._rebalance(control)
         renewed_s = time.monotonic()
         # The others have noticed this one by then, and send nothing to its devices.
