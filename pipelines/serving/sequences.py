@@ -51,7 +51,7 @@ class Control:
     datatype: str
     values: Sequence[Any] = ()
 
-    def of(self, ident: Parameter, flags: Mapping[ControlKind, bool]) -> Any:  # noqa: ANN401
+    def value_for(self, ident: Parameter, flags: Mapping[ControlKind, bool]) -> Any:  # noqa: ANN401
         """Return its value for a request. Raises Refusal: it takes no such correlation id."""
         if self.kind != ControlKind.CORRELATION:
             return self.values[flags[self.kind]]
@@ -151,13 +151,13 @@ class SequenceModel(QueuedModel):
             )
         if self.rows(request) != 1:
             refuse(f"inference request to {where} must specify batch-size 1: it is of a sequence")
-        flags = {
+        flags: dict[int, bool] = {
             ControlKind.START: parameters.get("sequence_start") is True, ControlKind.READY: True,
             ControlKind.END: parameters.get("sequence_end") is True,
         }  # fmt: skip
         controls = {
             one.name: np.full(
-                (*self._batch_dims, 1), one.of(ident, flags), DATATYPES[one.datatype].numpy
+                (*self._batch_dims, 1), one.value_for(ident, flags), DATATYPES[one.datatype].numpy
             )
             for one in self._controls
         }
