@@ -151,7 +151,7 @@ class SequenceModel(QueuedModel):
             )
         if self.rows(request) != 1:
             refuse(f"inference request to {where} must specify batch-size 1: it is of a sequence")
-        flags: dict[int, bool] = {
+        flags: dict[ControlKind, bool] = {
             ControlKind.START: parameters.get("sequence_start") is True, ControlKind.READY: True,
             ControlKind.END: parameters.get("sequence_end") is True,
         }  # fmt: skip
