@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +37,16 @@ def blocks(language: str) -> list[str]:
 
 
 def run(folder: Path, script: str, **environment: str) -> str:
-    done = subprocess.run(
-        ["bash", "-ec", PRELUDE + script], cwd=folder, capture_output=True, text=True, check=False,
+    with subprocess.Popen(
+        ["bash", "-ec", PRELUDE + script], cwd=folder, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    ) as process:  # fmt: skip
+        output, errors = process.communicate()
+        with suppress(ProcessLookupError):  # a worker without its scheduler would wait for it
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    return output
 
 
 @pytest.fixture
