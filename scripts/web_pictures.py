@@ -68,7 +68,9 @@ def draw(folder: Path, devices: int) -> None:
         database.close()
         proxy = TrustedProxy(HEADER, frozenset({"127.0.0.1"}))
         site = Site(fleet, SiteSettings(proxy=proxy))
-        config = uvicorn.Config(signed_in(site.application()), port=0, log_level="warning")
+        config = uvicorn.Config(
+            signed_in(site.application()), port=0, log_level="warning", timeout_graceful_shutdown=5
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -85,6 +87,7 @@ def draw(folder: Path, devices: int) -> None:
                     check=True, capture_output=True, timeout=120,
                 )  # fmt: skip
         finally:
+            site.end()  # the server waits for streams
             server.should_exit = True
             thread.join()
 

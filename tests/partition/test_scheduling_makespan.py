@@ -1,5 +1,6 @@
 """Makespans against all orders, and the instance that HaX-CoNN publishes."""
 
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from toolkit.errors import PlanError
 from toolkit.graph.passes import run_passes
 from toolkit.partition.planning.plan import Model, PlanOptions, plan_together
 from toolkit.partition.solver.chain_search import search_chains
+from toolkit.partition.solver.milp import GAP
 from toolkit.partition.solver.problem import Flow, Limits, Network, Problem, Task
 from toolkit.partition.solver.solve import solve
 
@@ -128,8 +130,13 @@ def test_a_busy_machine_finds_the_same_order():
     assert replace(busy, seconds=0.0) == replace(idle, seconds=0.0)
 
 
-def test_more_switches_are_never_worse(rng):
-    """Of graphs with branches, in little time: each search begins with the best one before."""
+@pytest.mark.parametrize("seed", [None, 3788355689])
+def test_more_switches_are_never_worse(rng, seed):
+    """Of graphs with branches, in little time: each search begins with the best one before.
+
+    With the seed one switch was better than two: only the last order was simplified.
+    """
+    rng = rng if seed is None else np.random.default_rng(seed)
     for _ in range(3):
         nets = tuple(random_network(rng, 12, TWO, name) for name in ("a", "b"))
         problem = problem_of(rng, *nets)
@@ -143,7 +150,8 @@ def test_more_switches_are_never_worse(rng):
                 continue
             check_schedule(problem, solution)
             values.append(solution.value)
-        assert values == sorted(values, reverse=True)
+        for fewer, more in itertools.pairwise(values):
+            assert more <= fewer * (1 + GAP)
         assert values[-1] < float("inf")
 
 

@@ -40,7 +40,6 @@ def solve_makespan(problem: Problem, seconds: float) -> Solution:
             infeasible = search.improve(max_switches)
     if not search.jobs:
         raise PlanError(_why_not(problem, infeasible))
-    search.simplify()
     schedule, end = schedule_of(search.jobs)
     bound = min(max(search.bound, search.least, _least_end(problem)), end)
     segments = [job.segment for job in search.jobs]
@@ -135,15 +134,16 @@ class _Makespan:
             self._consider(jobs_of(self._problem, segments))
         return order.seconds, order.exact
 
-    def simplify(self) -> None:
+    def _simplify(self) -> None:
         """Move segments to the processor of a neighbour where nothing ends later for it."""
         index = 0
         while _searchable(self._problem) and index < len(self.jobs):
             segments = [job.segment for job in self.jobs]
             for fewer in _joined(self._problem, segments, index):
                 jobs = jobs_of(self._problem, fewer)
-                if schedule_of(jobs)[1] <= self._end * (1 + GAP):
-                    self.jobs, index = jobs, -1
+                end = schedule_of(jobs)[1]
+                if end <= self._end * (1 + GAP):
+                    self.jobs, self._end, index = jobs, end, -1
                     break
             index += 1
 
@@ -152,6 +152,7 @@ class _Makespan:
             _, end = schedule_of(jobs)
             if end < self._end:
                 self.jobs, self._end = jobs, end
+                self._simplify()
 
     def _in_turn(self) -> tuple[Job, ...]:
         """Return each network after the one before, on the GPU; nothing where that cannot be."""
