@@ -32,6 +32,7 @@ from toolkit.cli.log import PACKAGES
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 
+RNG_SEED = pytest.StashKey[int]()
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
@@ -63,8 +64,12 @@ def _log_levels() -> None:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Fresh random numbers in each run; the seed is printed when a test fails."""
-    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    """Fresh random numbers in each run; the seed is printed when a test fails.
+
+    `--reruns` gives a test the same numbers again.
+    """
+    fresh = int(np.random.SeedSequence().generate_state(1)[0])
+    seed = request.node.stash.setdefault(RNG_SEED, fresh)
     request.node.add_report_section("setup", "seed", f"rng seed {seed}")
     return np.random.default_rng(seed)
 
