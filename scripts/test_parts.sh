@@ -124,7 +124,8 @@ test_python() {
         echo "There is no Python $version here: that Tandem starts on it is not tested." >&2
         return
     fi
-    make_environment "$venv" "$python" dev '.[camera,dds,fleet,foxglove,mcap,ros2,serve]' hypothesis pytest pytest-timeout
+    make_environment "$venv" "$python" dev '.[camera,dds,fleet,foxglove,mcap,ros2,serve]' \
+        hypothesis pytest pytest-rerunfailures pytest-timeout
     heading "tandem --help on Python $version"
     "$venv"/bin/tandem --help >/dev/null
     heading "import every module of the board on Python $version"
@@ -140,7 +141,7 @@ for package in ("configs", "device", "pipelines"):
 END
     heading "pytest of updates and fleets on Python $version"
     # conftest.py is for models: it needs onnx.
-    "$venv"/bin/python -m pytest -q --noconftest -m "not slow" tests/fleet/test_stolen_parts.py \
+    "$venv"/bin/python -m pytest -q --noconftest --reruns 1 -raR -m "not slow" tests/fleet/test_stolen_parts.py \
         tests/fleet/test_trust_attacks.py tests/fleet/test_rollout_machine.py tests/fleet/test_rollout_rules.py \
         tests/agent/test_release_decisions.py tests/agent/test_transfer.py tests/agent/test_update_sources.py \
         tests/fleet/test_fleet_folder.py tests/fleet/test_fleet_expiry.py \
