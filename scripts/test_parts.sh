@@ -141,8 +141,8 @@ for package in ("configs", "device", "pipelines"):
 END
     heading "pytest of updates and fleets on Python $version"
     # conftest.py is for models: it needs onnx.
-    "$venv"/bin/python -m pytest -q --noconftest --reruns 1 -raR -m "not slow" tests/fleet/test_stolen_parts.py \
-        tests/fleet/test_trust_attacks.py tests/fleet/test_rollout_machine.py tests/fleet/test_rollout_rules.py \
+    "$venv"/bin/python -m pytest -q --noconftest --reruns 1 -raR -m "not slow" \
+        tests/fleet/test_stolen_parts.py tests/fleet/test_trust_attacks.py tests/fleet/test_rollout_machine.py tests/fleet/test_rollout_rules.py \
         tests/agent/test_release_decisions.py tests/agent/test_transfer.py tests/agent/test_update_sources.py \
         tests/fleet/test_fleet_folder.py tests/fleet/test_fleet_expiry.py \
         tests/repository/test_messages.py

@@ -136,13 +136,13 @@ class _Makespan:
 
     def _simplify(self) -> None:
         """Move segments to the processor of a neighbour where nothing ends later for it."""
-        index = 0
+        latest_us, index = self._end * (1 + GAP), 0
         while _searchable(self._problem) and index < len(self.jobs):
             segments = [job.segment for job in self.jobs]
             for fewer in _joined(self._problem, segments, index):
                 jobs = jobs_of(self._problem, fewer)
                 end = schedule_of(jobs)[1]
-                if end <= self._end * (1 + GAP):
+                if end <= latest_us:
                     self.jobs, self._end, index = jobs, end, -1
                     break
             index += 1
