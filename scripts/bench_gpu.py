@@ -31,7 +31,7 @@ from device.engine.file import open_engine
 from device.runtime.executors.protocol import Profiler
 from device.runtime.session import Session
 from scripts.gpu_builds import BATCHES, NETWORKS, PRECISIONS, build_missing, engine_path, model_path
-from scripts.gpu_engine import operation_floors, relative_error
+from scripts.gpu_engine import finite_error, operation_floors
 from scripts.gpu_networks import floors_us, make_network, picture_size, pictures
 from scripts.gpu_peers import PEERS, median_us, time_peers
 from scripts.gpu_table import Ceilings, Cell, Layer, Run, merged, tables
@@ -43,10 +43,10 @@ JOBS = "builds at once; with 0 cells without an engine are left out"
 
 def time_engine(
     path: Path, x: np.ndarray, truth: np.ndarray, timing_cache: Path | None
-) -> tuple[float, float]:
+) -> tuple[float | None, float]:
     """Return the engine's error and its GPU time in microseconds, on the input's numbers."""
     with open_engine(path) as engine, Session(engine, timing_cache=timing_cache) as session:
-        error = relative_error(session.infer({"x": x})["y"], truth)
+        error = finite_error(session.infer({"x": x})["y"], truth)
         profiler = gpu_profiler(session)
         profiler.compute_us(WARM_UP)
         return error, statistics.median(profiler.compute_us(RUNS))
@@ -173,7 +173,7 @@ def main() -> None:
         ):
             cells.append(cell)
             print(
-                f"{cell.network:16} {cell.batch:4} {cell.subject:9} error {cell.error:.1e} "
+                f"{cell.network:16} {cell.batch:4} {cell.subject:9} error {cell.error_text} "
                 f"{cell.time_us:8.0f} us, floor {cell.floor_us:6.0f} us, "
                 f"{cell.batch / cell.time_us * 1e6:8.0f} pictures/s",
                 flush=True,

@@ -99,7 +99,7 @@ def table(cells: Mapping[str, Cells], tuned: Mapping[str, Cells]) -> list[str]:
 
         def time_us(subject: str, of: Cells) -> float:
             cell = of.get((name, batch, subject))  # noqa: B023  (called within this round)
-            return math.nan if cell is None or not math.isfinite(cell.error) else cell.time_us
+            return math.nan if cell is None or cell.error is None else cell.time_us
 
         own = {p: time_us(p, tuned["slice"]) for p in PRECISIONS}
         first = {p: time_us(p, cells["slice"]) for p in PRECISIONS}
@@ -122,7 +122,9 @@ def summary(tuned: Mapping[str, Cells]) -> list[str]:
         ratios = [
             tuned[place][name, batch, "compiled"].time_us / cell.time_us
             for (name, batch, subject), cell in tuned[place].items()
-            if subject == "fp16" and (name, batch, "compiled") in tuned[place]
+            if subject == "fp16"
+            and cell.error is not None
+            and (name, batch, "compiled") in tuned[place]
         ]
         if ratios:
             mean = math.exp(statistics.fmean(map(math.log, ratios)))

@@ -1,5 +1,6 @@
 """Engines that are on the GPU as a whole, for the GPU's tests and benchmarks."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,12 @@ def relative_error(found: np.ndarray, truth: np.ndarray) -> float:
     """Return ||found - truth|| / ||truth||."""
     difference = found.astype(np.float64) - truth.astype(np.float64)
     return float(np.linalg.norm(difference) / np.linalg.norm(truth.astype(np.float64)))
+
+
+def finite_error(found: np.ndarray, truth: np.ndarray) -> float | None:
+    """Return `relative_error`, or None where `found` is not finite."""
+    error = relative_error(found, truth)
+    return error if math.isfinite(error) else None
 
 
 def operation_floors(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scripts.gpu_engine import relative_error
+from scripts.gpu_engine import finite_error
 from scripts.gpu_networks import floors_us, make_network, picture_size, pictures
 from scripts.gpu_table import Ceilings, Cell
 
@@ -124,14 +124,14 @@ def _work(
     pipe.send(None)
 
 
-def _record(run: Any, x: Any, truth: np.ndarray) -> tuple[float, Any]:  # noqa: ANN401
+def _record(run: Any, x: Any, truth: np.ndarray) -> tuple[float | None, Any]:  # noqa: ANN401
     """Return the error against FP32, and a CUDA graph of one run."""
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(3):
             output = run(x)
         stream.synchronize()
-        error = relative_error(output.float().cpu().numpy(), truth)
+        error = finite_error(output.float().cpu().numpy(), truth)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             run(x)

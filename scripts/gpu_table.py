@@ -35,12 +35,15 @@ class Ceilings(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One subject on one network: its error against FP32, its time, and the floor of both."""
+    """One subject on one network: its error against FP32, its time, and the floor of both.
+
+    `error` is None where an output is not finite: JSON has no such number.
+    """
 
     network: str
     batch: int
     subject: str
-    error: float
+    error: float | None
     time_us: float
     floor_us: float
 
@@ -48,6 +51,11 @@ class Cell(msgspec.Struct, frozen=True):
     def key(self) -> tuple[str, int, str]:
         """The identity of the cell."""
         return self.network, self.batch, self.subject
+
+    @property
+    def error_text(self) -> str:
+        """The error with one decimal, or what stands for none."""
+        return "not finite" if self.error is None else f"{self.error:.1e}"
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -136,8 +144,8 @@ def half_table(cells: Cells) -> list[str]:
             _ratio(compiled, own),
             _floor(own),
             f"{own.time_us / own.floor_us:.1f}",
-            f"{own.error:.1e}",
-            "" if compiled is None else f"{compiled.error:.1e}",
+            own.error_text,
+            "" if compiled is None else compiled.error_text,
         )
         lines.append(_row(columns))
     return lines
@@ -161,7 +169,7 @@ def integer_table(cells: Cells) -> list[str]:
             _ratio(cells.get((name, batch, "fp16")), own),
             _floor(own),
             f"{own.time_us / own.floor_us:.1f}",
-            f"{own.error:.1e}",
+            own.error_text,
         )
         lines.append(_row(columns))
     return lines

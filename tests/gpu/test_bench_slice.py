@@ -10,7 +10,7 @@ import pytest
 
 from device.profile import load_profile
 from scripts import bench_slice
-from scripts.gpu_engine import operation_floors
+from scripts.gpu_engine import finite_error, operation_floors
 from scripts.gpu_table import Ceilings, Cell, Layer, Run
 
 LIMITS = Ceilings(100.0, 200.0, 1.0, 14)
@@ -47,6 +47,25 @@ def test_the_tables_of_a_folder_have_ratios_of_slice_and_whole_gpu(
     bench_slice.main()
     printed = capsys.readouterr().out
     assert "| resnet18 | 8 | 70 | | 140 | 210 | 2.00 | | | | 1.25 |" in printed.splitlines()
+
+
+def test_a_result_that_is_not_finite_has_no_time_and_no_ratio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Cell(
+        "efficientvit_b1", 1, "fp16", finite_error(np.full(2, np.nan), np.ones(2)), 9.0, 4.0
+    )
+    (tmp_path / "slice12-tuned.json").write_bytes(msgspec.json.encode(Run(LIMITS, (broken,))))
+    write(tmp_path, "slice12-limits", {})
+    write(tmp_path, "slice12-predicted", {})
+    (tmp_path / "slice12-peers.json").write_bytes(
+        msgspec.json.encode(Run(LIMITS, (Cell("efficientvit_b1", 1, "compiled", 1e-3, 20.0, 4.0),)))
+    )
+    monkeypatch.setattr(sys, "argv", ["bench_slice", str(tmp_path), "--networks"])
+    bench_slice.main()
+    printed = capsys.readouterr().out
+    assert "| efficientvit_b1 | 1 | | | 20 | | | | | | |" in printed.splitlines()
+    assert "times torch.compile" not in printed
 
 
 def test_engines_of_the_slice_are_built_for_its_processors_and_its_bandwidth(
