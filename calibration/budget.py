@@ -171,17 +171,7 @@ def largest_int8_share(
         _shorten(search, [row.node for row in costs])
         _return_to_int8(search, [row.node for row in reversed(costs)])
     keep_float, value = search.best
-    return BudgetResult(
-        keep_float=keep_float,
-        float_value=float_value,
-        int8_value=int8_value,
-        value=value,
-        limit=search.limit,
-        share=search.share(keep_float),
-        costs=costs,
-        path=tuple(search.path),
-        complete=not search.refused,
-    )
+    return search.result((float_value, int8_value, value), keep_float, costs)
 
 
 class Search:
@@ -254,6 +244,26 @@ class Search:
         if fits and (better or math.isnan(best_value)):
             self.best = (keep_float, value)
         return value
+
+    def result(
+        self,
+        values: tuple[float, float, float],
+        keep_float: frozenset[str],
+        costs: tuple[NodeCost, ...],
+    ) -> BudgetResult:
+        """Return what was chosen; `values`: the metric in float, in INT8, and of `keep_float`."""
+        float_value, int8_value, value = values
+        return BudgetResult(
+            keep_float=keep_float,
+            float_value=float_value,
+            int8_value=int8_value,
+            value=value,
+            limit=self.limit,
+            share=self.share(keep_float),
+            costs=costs,
+            path=tuple(self.path),
+            complete=not self.refused,
+        )
 
 
 def check_work(macs: Mapping[str, float], max_trials: int) -> None:

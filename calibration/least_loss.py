@@ -15,6 +15,7 @@ measured alone, may be at most `most_added` in sum. In a sum they do not cancel 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from calibration.budget import (
     Budget,
@@ -80,19 +81,8 @@ def least_loss(
     if not (search.fits(int8_value) and adds_little(none)):
         order = [row.node for row in costs]
         keep_float, value = _least(search, order, error, most_float, adds_little)
-    return BudgetResult(
-        keep_float=keep_float,
-        float_value=float_value,
-        int8_value=int8_value,
-        value=value,
-        limit=search.limit,
-        share=search.share(keep_float),
-        costs=costs,
-        path=tuple(search.path),
-        complete=True,
-        added=_added(added, keep_float),
-        most_added=most_added,
-    )
+    result = search.result((float_value, int8_value, value), keep_float, costs)
+    return replace(result, added=_added(added, keep_float), most_added=most_added)
 
 
 def _errors_alone(

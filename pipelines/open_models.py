@@ -26,7 +26,8 @@ class Opener(Protocol):
     """Opens a session of an engine: its DLA segments on a core, or where the engine says, and those
     whose frames take turns on the core of this turn."""
 
-    def __call__(self, engine: Engine, dla_core: int | None, turn: int | None) -> Session: ...
+    def __call__(self, engine: Engine, dla_core: int | None, turn: int | None) -> Session:
+        """Open a session; SessionError if this machine cannot run the engine."""
 
 
 _log = logging.getLogger(__name__)

@@ -407,6 +407,16 @@ def _group(
     }
 
 
+def _contention(fit_run: Everything, source: str) -> dict[str, Any]:
+    names = ("free_share", "full_share", "slope")
+    return {
+        name: _constant(value, error, source)
+        for name, value, error in zip(
+            names, fit_run.contention, fit_run.contention_fit.errors, strict=True
+        )
+    }
+
+
 def constants_text(fit_run: Everything) -> str:
     """Return configs/costs.toml."""
     gpu_rows = sum(p.case.engine == "gpu" for p in fit_run.times)
@@ -431,15 +441,6 @@ def constants_text(fit_run: Everything) -> str:
         fit_run.energy_fit,
         by.format(len(fit_run.power)) + f" and {len(fit_run.ratios)} ratios",
     )
-    contention = {
-        name: _constant(value, error, by.format(len(fit_run.contention_errors)) + " (PCCS)")
-        for name, value, error in zip(
-            ("free_share", "full_share", "slope"),
-            fit_run.contention,
-            fit_run.contention_fit.errors,
-            strict=True,
-        )
-    }
     constants = {
         "gpu": gpu,
         "dla": dla,
@@ -449,7 +450,7 @@ def constants_text(fit_run: Everything) -> str:
             "node_us": _constant(5.0, None, estimate),
         },
         "crossing": {"us": crossing},
-        "contention": contention,
+        "contention": _contention(fit_run, by.format(len(fit_run.contention_errors)) + " (PCCS)"),
         "energy": energy,
         "residuals": {
             name: _residuals([p for p in fit_run.times if p.case.engine in engines])

@@ -21,6 +21,7 @@ FILE = Path(__file__).parent.parent / "tests/golden/public_api.txt"
 
 
 def main() -> None:
+    """Print the public names, or write them to the golden file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"write {FILE.name}")
     text = public_api()

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
+    """Build the wheel and the source archive of the last commit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("dist"), metavar="DIR")
     out = parser.parse_args().out

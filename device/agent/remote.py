@@ -35,8 +35,7 @@ class Remote:
         pipeline: Callable[[], PipelineStatus],
         put: Callable[[CommandEvent], None],
     ) -> None:
-        """`report`: what the agent knows of the device; `pipeline`: how its pipeline is; `put`
-        takes events, from other threads."""
+        """`report`: the agent's figures of the device; `put` takes events, from other threads."""
         state_dir = Path(config.state_dir)
         self._topics = topics
         self._presence = presence

@@ -24,8 +24,8 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> TacticRow:
         for cuda in kernels_of(engine):
             try:
                 with closing(LoadedSegment(engine, cuda)) as gpu:
-                    wanted = part_of(engine, cuda, point, case.part, case.parts)
-                    time_tactics(gpu, point, times_us, wanted)
+                    part_keys = part_of(engine, cuda, point, case.part, case.parts)
+                    time_tactics(gpu, point, times_us, part_keys)
                     add_timings(folder / TIMINGS, gpu.facts, times_us)
             except CudaError as error:
                 raise SessionError(f"{item} cannot be timed: {error}") from error

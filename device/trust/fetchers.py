@@ -106,6 +106,7 @@ class RelayFetcher(WholeFileFetcher):
         threading.Thread(target=self._take, args=(incoming,), daemon=True).start()
 
     def read(self, path: str) -> bytes:
+        """Ask for a file until it has come whole; DownloadError at the deadline."""
         wait_s = FIRST_WAIT_S
         while (now_s := time.monotonic()) < self._deadline_s:
             answer = self._ask(path, min(now_s + wait_s, self._deadline_s))

@@ -34,7 +34,8 @@ class Placed:
 class Infer(Protocol):
     """Runs an engine on all of its inputs."""
 
-    def __call__(self, feeds: Arrays) -> Mapping[str, NDArray[Any]]: ...
+    def __call__(self, feeds: Arrays) -> Mapping[str, NDArray[Any]]:
+        """Return the outputs by name; SessionError if an input does not fit."""
 
 
 class Feed(Protocol):

@@ -34,7 +34,8 @@ class Dropper(Protocol):
     """Counts frames and results that are lost on their way."""
 
     @property
-    def dropped(self) -> Mapping[str, int]: ...
+    def dropped(self) -> Mapping[str, int]:
+        """Losses so far by cause."""
 
 
 class HeartbeatSender:

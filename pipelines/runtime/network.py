@@ -33,31 +33,51 @@ class Report(Protocol):
     """How one segment of the engine runs here."""
 
     @property
-    def segment(self) -> str: ...
+    def segment(self) -> str:
+        """The segment's name."""
+
     @property
-    def processor(self) -> str: ...
+    def processor(self) -> str:
+        """The processor that the plan chose: `gpu`, `dla0` or `dla1`."""
+
     @property
-    def runs_on(self) -> tuple[str, ...]: ...
+    def runs_on(self) -> tuple[str, ...]:
+        """The processors that run it here; DLA cores may take turns."""
+
     @property
-    def implementation(self) -> str: ...
+    def implementation(self) -> str:
+        """`cuda`, `tensorrt` or `portable`."""
+
     @property
-    def reason(self) -> str: ...
+    def reason(self) -> str:
+        """Why no better implementation runs; empty if the best one does."""
+
     @property
-    def degraded(self) -> str: ...
+    def degraded(self) -> str:
+        """Why a Jetson does not run it as planned; empty elsewhere, and if it does."""
 
 
 class Inference(Protocol):
     """What a pipeline needs of `device.runtime.session.Session`."""
 
     @property
-    def inputs(self) -> tuple[TensorInfo, ...]: ...
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """The engine's inputs, in its order."""
+
     @property
-    def outputs(self) -> tuple[TensorInfo, ...]: ...
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """The engine's outputs, in its order."""
+
     @property
-    def dims(self) -> tuple[DimRange, ...]: ...
+    def dims(self) -> tuple[DimRange, ...]:
+        """The ranges of the named sizes of dynamic shapes."""
+
     @property
-    def reports(self) -> Sequence[Report]: ...
-    def infer(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]: ...
+    def reports(self) -> Sequence[Report]:
+        """How each segment runs here."""
+
+    def infer(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """Run arrays of the dtypes and shapes of `inputs`; SessionError if one does not fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ older than one inference and one frame period when its turn comes.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -137,13 +137,20 @@ def iter_results(
             changes=parts,
             frames=options.frames,
         )
-        for count, result in enumerate(results):
-            latency_ms = result.event.latency_ms["total"]
-            if count == 0:
-                emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
-            # Frames that are filled in take no time: they would hide a slow engine.
-            heartbeat.frame_done(None if result.event.predicted is True else latency_ms)
-            yield result
+        yield from _reported(results, heartbeat, emit)
+
+
+def _reported(
+    results: Iterable[FrameResult], heartbeat: HeartbeatSender, emit: Callable[[ChildMessage], None]
+) -> Generator[FrameResult, None, None]:
+    """Yield results; the heartbeat is told of each, and the parent process of the first."""
+    for count, result in enumerate(results):
+        latency_ms = result.event.latency_ms["total"]
+        if count == 0:
+            emit(Result(seq=result.frame.seq, latency_ms=latency_ms))
+        # Frames that are filled in take no time: they would hide a slow engine.
+        heartbeat.frame_done(None if result.event.predicted is True else latency_ms)
+        yield result
 
 
 def sink_context(

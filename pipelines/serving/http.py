@@ -58,6 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or answer 429 if `max_connections` are open."""
         self._transport = transport
         self._heard_s = self._server.loop.time()
         count = len(self._server.connections)
@@ -71,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Drop the request and cancel its answer."""
         self._server.connections.discard(self)
         self._closing = True
         self._drained.set()
@@ -79,12 +81,15 @@ class Connection(asyncio.BufferedProtocol):
         self._forget_body()
 
     def pause_writing(self) -> None:
+        """Let answers wait: the client reads slower than they are written."""
         self._drained.clear()
 
     def resume_writing(self) -> None:
+        """Let answers go on."""
         self._drained.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go: into a body of known length, else into the head."""
         if self._closing:
             return memoryview(self._head)
         if self._request is not None and self._chunks is None:
@@ -92,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         return memoryview(self._head)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Take `nbytes` that were received into the last buffer."""
         self._heard_s = self._server.loop.time()
         if self._closing:
             return
@@ -102,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def eof_received(self) -> bool:
+        """Let the transport close: a client that sends no more gets no answer."""
         return False
 
     def close_if_idle(self, now_s: float) -> None:

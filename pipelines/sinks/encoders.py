@@ -39,8 +39,11 @@ class VideoFormat:
 class FrameWriter(Protocol):
     """A video file that is being written; both raise PipelineError if the encoder fails."""
 
-    def write(self, image: Image) -> None: ...
-    def close(self) -> None: ...
+    def write(self, image: Image) -> None:
+        """Encode a frame: uint8 [height, width, 3] BGR of the format's sizes."""
+
+    def close(self) -> None:
+        """Finish the file; it can be played after that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,11 +166,11 @@ def _network_work(farm: FarmKit, case: NetworkCase, engine: Engine) -> Work:
         if row is None or row.problem:
             raise ReportError(f"{case.name}: {row.problem if row else 'the report has no times'}")
         for segment in row.segments:
-            asked = planned.get(segment.name, set())
-            if segment.implementation not in asked:
+            allowed = planned.get(segment.name, set())
+            if segment.implementation not in allowed:
                 raise ReportError(
                     f"{case.name}: segment {segment.name} ran as {segment.implementation}, not as "
-                    f"{' or '.join(sorted(asked)) or 'one of its engine'}: {segment.reason}"
+                    f"{' or '.join(sorted(allowed)) or 'one of its engine'}: {segment.reason}"
                 )
         return dict(_row_times(row))
 

@@ -115,10 +115,10 @@ def _only_a_command() -> bool:
 def _wait(child: int, watched: set[signal.Signals]) -> int:
     """Return the exit status of the child, or minus the signal that ended it."""
     while True:
-        got = signal.sigwaitinfo(watched)
+        received = signal.sigwaitinfo(watched)
         # Those of the terminal, which the kernel sends, went to the child, too.
-        if got.si_signo != signal.SIGCHLD and got.si_code <= 0:
-            os.kill(child, got.si_signo)
+        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
+            os.kill(child, received.si_signo)
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)

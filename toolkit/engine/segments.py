@@ -108,7 +108,9 @@ def _build(
     if front.table is not None and ("dla" in places or front.options.gpu_backend != "cuda"):
         _, floating = _extracted(plan, quantizer, FloatWriter)
         pairs = zip(extracted, floating, strict=True)
-        extracted = tuple(replace(piece, floating=other.model) for piece, other in pairs)
+        extracted = tuple(
+            replace(piece, floating=float_piece.model) for piece, float_piece in pairs
+        )
     built = BuiltSegments(plan, quantized, extracted)
     if backend is None:
         return _with_tensorrt(built, front, front.imported.dims)

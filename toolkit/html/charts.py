@@ -127,7 +127,7 @@ def step_chart(title: str, names: Sequence[str], series: Sequence[Steps], unit: 
     drawn += [f"<path class='stroke {row.kind}' d='{_staircase(plot, v)}'/>" for row, v in lines]
     for index, name in enumerate(names):
         x = plot.x(float(index))
-        told = ", ".join(
+        label = ", ".join(
             f"{row.name} " + ("unknown" if row.values[index] is None
                               else f"{_short(row.values[index] or 0.0)}{unit}")
             for row in series
@@ -135,7 +135,7 @@ def step_chart(title: str, names: Sequence[str], series: Sequence[Steps], unit: 
         drawn.append(
             f"<rect fill=transparent x={x:.1f} y={TOP:.0f} "
             f"width={plot.x(index + 1.0) - x:.2f} height={plot.bottom - TOP:.0f}>"
-            f"<title>{escape(f'{name}: {told}')}</title></rect>"
+            f"<title>{escape(f'{name}: {label}')}</title></rect>"
         )
     key = colour_key((row.kind, row.name) for row in series)
     return Html(key + _chart(title, drawn, f"node in running order, 1 to {count}"))

@@ -287,16 +287,16 @@ def time_tactics(
     gpu: LoadedSegment,
     point: tuple[int, ...],
     times_us: dict[str, float],
-    wanted: Collection[str] | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, float]:
     """Time the tactics of operations that have several and are not in `times_us`, which gets their
-    times, too; `wanted`: these keys alone. Returns what was timed. Raises CudaError."""
+    times, too; `only`: these keys alone. Returns what was timed. Raises CudaError."""
     measured_us: dict[str, float] = {}
     for op in gpu.implementation.works:
         op_keys = [gpu.tactic_key(tactic, point) for tactic in op.tactics]
         for tactic, key in zip(op.tactics, op_keys, strict=True):
-            asked = len(op_keys) > 1 and (wanted is None or key in wanted)
-            if asked and key not in times_us:
+            is_timed = len(op_keys) > 1 and (only is None or key in only)
+            if is_timed and key not in times_us:
                 time_us = repeated_us(gpu.stream, partial(gpu.launch, tactic, point))
                 times_us[key] = measured_us[key] = time_us
         # The next operation is timed on this one's result.

@@ -45,8 +45,10 @@ def measure_on(
         tempfile.TemporaryDirectory(prefix="tandem-farm-") as name,
         open_store(fleet.folder) as database,
     ):
-        wanted = ",".join(filter(None, (requires, f"profile={load_profile(options.profile).name}")))
-        boards = boards_for(database, wanted)
+        requirements = ",".join(
+            filter(None, (requires, f"profile={load_profile(options.profile).name}"))
+        )
+        boards = boards_for(database, requirements)
         report("kit for boards", 0.0)
         folder, file = Path(name, "kit"), Path(name, "kit.zip")
         kit, left_out = make_kit(

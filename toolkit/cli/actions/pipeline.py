@@ -188,11 +188,11 @@ def _text(options: New) -> tuple[str, list[_ModelText]]:
     if several:
         name = re.sub(r"[^A-Za-z0-9_-]", "_", first.name)[:64]
         tables = [_model_table(name, options.model, first, folder)]
-        for others, keys in ((options.beside, ""), (options.on_crops, _on(name))):
-            for other, file in others.items():
+        for files, keys in ((options.beside, ""), (options.on_crops, _on(name))):
+            for model_name, file in files.items():
                 follow = options.track and not keys and not any(one.tracked for one in models)
-                models.append(_model_text(file, other, folder, prefix, track=follow))
-                tables.append(_model_table(other, file, models[-1], folder, keys))
+                models.append(_model_text(file, model_name, folder, prefix, track=follow))
+                tables.append(_model_table(model_name, file, models[-1], folder, keys))
     else:
         head += _files_text(options.model, first.labels, folder)
         tables = [first.settings]

@@ -78,8 +78,8 @@ def _convert(options: Ranges) -> RangesResult:
     file = read_ranges(options.source, shapes=shapes, any_weight_scale=options.any_weight_scale)
     difference = None
     if options.against is not None:
-        other = read_ranges(options.against, shapes=shapes, any_weight_scale=True)
-        difference = compare_ranges(file.table.tensors, other.table.tensors)
+        reference_file = read_ranges(options.against, shapes=shapes, any_weight_scale=True)
+        difference = compare_ranges(file.table.tensors, reference_file.table.tensors)
     file, on_model = _on_model(file, options.model, shapes)
     _refuse_unfit(file, options)
     written = _write_files(file, on_model, options, version)

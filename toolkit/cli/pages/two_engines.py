@@ -44,8 +44,8 @@ def two_engines(a: EngineFacts, b: EngineFacts) -> list[Html]:
 def _summary(a: EngineFacts, b: EngineFacts) -> Html:
     rows = []
     for name, show in _FACTS:
-        one, other = show(a), show(b)
-        rows.append((name, one, other, "same" if one == other else "differs"))
+        in_a, in_b = show(a), show(b)
+        rows.append((name, in_a, in_b, "same" if in_a == in_b else "differs"))
     return table("What the engines are", ("what", "A", "B", "compared"), rows)
 
 

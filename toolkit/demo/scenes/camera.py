@@ -28,6 +28,7 @@ def expose(rng: Rng, image: Image) -> Image:
 
 
 def blur(rng: Rng, image: Image) -> Image:
+    """Blur uint8 [H, W, 3] by focus or motion, or leave it sharp; drawn by `rng`."""
     scale = image.shape[1] / REFERENCE_WIDTH
     kind = rng.random()
     if kind < 0.3:
@@ -51,5 +52,6 @@ def sense(rng: Rng, image: Image, sigma: float) -> Image:
 
 
 def compress(image: Image, quality: int) -> Image:
+    """Return uint8 [H, W, 3] as JPEG of a quality (0 to 100) gives it back."""
     coded = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, quality))[1]
     return np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR), np.uint8)

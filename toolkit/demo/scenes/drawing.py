@@ -28,6 +28,7 @@ class Sprite:
 
 
 def pick_lamp(rng: Rng) -> Light:
+    """Pick a light from above and in front of the scene."""
     towards = np.array([rng.uniform(-1, 1), rng.uniform(-1.2, -0.2), rng.uniform(-1.2, -0.3)])
     return Light(
         (towards / np.linalg.norm(towards)).astype(np.float32), float(rng.uniform(0.35, 0.65))

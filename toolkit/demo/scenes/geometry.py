@@ -49,6 +49,7 @@ def panel(face: int, half: Vector, area: Area) -> Floats:
 
 
 def cuboid(half: Vector) -> list[Floats]:
+    """Return the faces of a box of half sizes (x, y, z): six of float32 [4, 3]."""
     return [panel(face, half, (-1, -1, 1, 1)) for face in range(len(FACES))]
 
 

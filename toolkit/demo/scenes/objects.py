@@ -61,6 +61,7 @@ def pick_hue(rng: Rng, hues: tuple[int, int], saturation: tuple[int, int] = (120
 
 
 def pick_grey(rng: Rng, low: int, high: int) -> Floats:
+    """Pick a nearly grey BGR colour float32 [3], with a mean from `low` to `high`, about."""
     return np.asarray(rng.uniform(low, high) + rng.uniform(-8, 8, 3), np.float32)
 
 
@@ -217,12 +218,14 @@ _TIPPED = (0.15, 0.0, 0.1, 0.0, 0.0)  # share of objects that lie on their side
 
 
 def pick_figure(rng: Rng, class_id: int) -> Figure:
+    """Pick the look of an object of a class, an index into CLASSES."""
     grime = (1 + rng.normal(0, 0.09, (5, 5))).astype(np.float32)
     shine = rng.uniform(0, 0.5) * float(CLASSES[class_id] != "marker")
     return Figure(class_id, _LOOKS[class_id](rng), grime, rng.uniform(2.8, 7.0), shine)
 
 
 def pick_pose(rng: Rng, class_id: int) -> Pose:
+    """Pick a pose within the class's row of POSES; some objects lie on their side."""
     yaw, pitch, roll, spin = (rng.uniform(low, high) for low, high in POSES[class_id])
     tipped = rng.random() < _TIPPED[class_id]
     return Pose(yaw, pitch, roll + (90.0 * rng.choice((-1, 1)) if tipped else 0.0), spin)

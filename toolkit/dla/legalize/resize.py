@@ -12,6 +12,8 @@ import numpy as np
 
 from toolkit.dla.legalize.rewrite import Outcome, Site, image
 
+_Sizes = tuple[tuple[int, int], tuple[int, int]]
+"""Height and width, each before and after."""
 HALF = Fraction(1, 2)
 
 # The place in the input of output i, of `n` elements made of `m`.
@@ -42,12 +44,10 @@ POOL_STRIDES = {1, 2, 4, 8, 16}  # up to the longest pooling stride, rule pool.s
 
 def nearest(site: Site) -> Outcome:
     """Write a nearest Resize with integer scales in a mode of the DLA."""
-    sizes = _sizes(site, "nearest")
-    if isinstance(sizes, str):
-        return sizes
-    scales = _scales(sizes)
-    if isinstance(scales, str):
-        return scales
+    enlarged = _enlarged(site, "nearest")
+    if isinstance(enlarged, str):
+        return enlarged
+    sizes, scales = enlarged
     copied = [_copied(site, *pair) for pair in sizes]
     for coordinates, rounding in NEAREST_MODES:
         if [_list(coordinates, rounding, *pair) for pair in sizes] == copied:
@@ -57,12 +57,10 @@ def nearest(site: Site) -> Outcome:
 
 def linear(site: Site) -> Outcome:
     """Write a linear Resize with integer scales in the half_pixel mode."""
-    sizes = _sizes(site, "linear")
-    if isinstance(sizes, str):
-        return sizes
-    scales = _scales(sizes)
-    if isinstance(scales, str):
-        return scales
+    enlarged = _enlarged(site, "linear")
+    if isinstance(enlarged, str):
+        return enlarged
+    sizes, scales = enlarged
     coordinate_of = _COORDINATES.get(str(site.view.attribute("coordinate_transformation_mode")))
     if coordinate_of is None or any(
         coordinate_of(i, n, m) != _COORDINATES["half_pixel"](i, n, m)
@@ -111,7 +109,7 @@ def linear_pool(site: Site) -> Outcome:
     return site.replaced_by(site.rewriter.add("AveragePool", [site.data], attributes))
 
 
-def _sizes(site: Site, mode: str) -> tuple[tuple[int, int], tuple[int, int]] | str:
+def _sizes(site: Site, mode: str) -> _Sizes | str:
     """Height and width before and after, of a Resize of a 4-D map in one mode."""
     input_shape, output_shape = image(site.data), image(site.output)
     if input_shape is None or output_shape is None or input_shape[:2] != output_shape[:2]:
@@ -133,13 +131,17 @@ def _sizes(site: Site, mode: str) -> tuple[tuple[int, int], tuple[int, int]] | s
     return (input_shape[2], output_shape[2]), (input_shape[3], output_shape[3])
 
 
-def _scales(sizes: tuple[tuple[int, int], tuple[int, int]]) -> tuple[int, int] | str:
+def _enlarged(site: Site, mode: str) -> tuple[_Sizes, tuple[int, int]] | str:
+    """Return `_sizes` and the integer scales of height and width, or why there are none."""
+    sizes = _sizes(site, mode)
+    if isinstance(sizes, str):
+        return sizes
     if any(after % before for before, after in sizes):
         return f"scales {sizes[0][1] / sizes[0][0]:g} and {sizes[1][1] / sizes[1][0]:g}"
-    return sizes[0][1] // sizes[0][0], sizes[1][1] // sizes[1][0]
+    return sizes, (sizes[0][1] // sizes[0][0], sizes[1][1] // sizes[1][0])
 
 
-def _steps(sizes: tuple[tuple[int, int], tuple[int, int]]) -> tuple[int, int] | None:
+def _steps(sizes: _Sizes) -> tuple[int, int] | None:
     if any(before % after for before, after in sizes):
         return None
     return sizes[0][0] // sizes[0][1], sizes[1][0] // sizes[1][1]

@@ -187,14 +187,14 @@ def _judge(farm: Farm, results: Mapping[str, Mapping[str, Times]]) -> Judged:
                 median = _medians(honest[name], boards)
                 for board, times in honest[name].items():
                     apart.setdefault(board, []).append(_apart(times, median))
-        found = {
+        outliers = {
             board: math.exp(statistics.median(logs))
             for board, logs in apart.items()
             if 2 * sum(abs(log) > limit for log in logs) > len(logs)
         }
-        if not found:
+        if not outliers:
             break
-        liars |= found
+        liars |= outliers
     wanted = dict[str, int]()
     for name, boards in agreed.items():
         lacking = rules.repeats - len(boards)
@@ -257,20 +257,20 @@ def table(farm: Farm, state: State) -> Table:
         keys = results[boards[0]]
         # Fewer than `repeats` are believed only where no other board has measured the same.
         least = min(farm.rules.repeats, len(honest))
-        found = {
+        agreeing = {
             key: kept for key in keys if len(kept := _kept(results, boards, key, limit)) >= least
         }
         verdicts[name] = "agreed" if least == farm.rules.repeats else "unchecked"
-        if len(found) < len(keys):
-            verdicts[name] = "partly" if found else "missing"
+        if len(agreeing) < len(keys):
+            verdicts[name] = "partly" if agreeing else "missing"
             reasons[name] = (
-                f"of {len(keys)} times {len(keys) - len(found)} are left out: fewer than {least} "
-                f"of {', '.join(sorted(honest))} agree on them"
+                f"of {len(keys)} times {len(keys) - len(agreeing)} are left out: fewer than "
+                f"{least} of {', '.join(sorted(honest))} agree on them"
             )
-        for key, kept in found.items():
-            times = sorted(results[board][key] for board in kept)
+        for key, measurers in agreeing.items():
+            times = sorted(results[board][key] for board in measurers)
             middle = statistics.median(times)
-            rows[key] = Row(middle, times[0], times[-1], kept)
+            rows[key] = Row(middle, times[0], times[-1], measurers)
             if len(times) > 1:  # of n values the median lies nearer to them than the true time
                 wide = math.sqrt(len(times) / (len(times) - 1))
                 logs += [wide * math.log(one / middle) for one in times]

@@ -69,8 +69,8 @@ def boards_for(database: Database, requires: str) -> tuple[Target, ...]:
 
     Raises TandemError: there is none, or the requirements are none.
     """
-    asked = parse_requirements(",".join(filter(None, (LABEL, requires))))
-    fit = [one for one in load_targets(database, load_ear(database)) if fulfils(one, asked)]
+    requirements = parse_requirements(",".join(filter(None, (LABEL, requires))))
+    fit = [one for one in load_targets(database, load_ear(database)) if fulfils(one, requirements)]
     boards = tuple(one for one in fit if one.online)
     if not boards:
         away = f"{len(fit)} that fulfil it are not online" if fit else "none fulfils it"
@@ -147,15 +147,15 @@ class Run:
             ended.set()
             link.close()
             blob.close()
-        told = table(self._farm, self._state)
-        if not told.rows:
-            raise FleetError(f"the farm measured nothing: {_why(told)}")
-        return told
+        result = table(self._farm, self._state)
+        if not result.rows:
+            raise FleetError(f"the farm measured nothing: {_why(result)}")
+        return result
 
     @property
     def _done(self) -> int:
         judged = self._state.judged
-        return sum(not wanted for wanted in judged.wanted.values())
+        return sum(not boards for boards in judged.wanted.values())
 
     def _await_link(self, events: "queue.Queue[LinkEvent]") -> None:
         reason = f"no answer within {CONNECT_S:g} s"
@@ -200,20 +200,20 @@ class Run:
                     board = event.topic.split("/")[-2]
                     self._step(link, kit, v.Lost(board, f"its agent is {state}"))
             elif event.topic in self._commands:
-                told = decode(event.payload, CommandState)
-                if told.status in FINAL:
+                command_state = decode(event.payload, CommandState)
+                if command_state.status in FINAL:
                     job, command = self._commands[event.topic]
-                    self._step(link, kit, self._answer(job, command, told))
+                    self._step(link, kit, self._answer(job, command, command_state))
 
-    def _answer(self, job: v.Job, command: Command, told: CommandState) -> v.Event:
+    def _answer(self, job: v.Job, command: Command, command_state: CommandState) -> v.Event:
         """Return what a board's answer means; it is checked against what was asked."""
-        if told.status == "failed":
-            return v.Failed(job.number, told.reason[:500], board=told.refused)
+        if command_state.status == "failed":
+            return v.Failed(job.number, command_state.reason[:500], board=command_state.refused)
         work = self._works[job.task]
-        if told.result.get("work") != _digest(command, work):
+        if command_state.result.get("work") != _digest(command, work):
             return v.Failed(job.number, "it answered with the result of another job", board=True)
         try:
-            encoded = str(told.result.get("report", ""))
+            encoded = str(command_state.result.get("report", ""))
             if len(encoded) > MAX_REPORT_BYTES:
                 raise FleetError(f"its report has {len(encoded)} bytes in base64")
             report = base64.b64decode(encoded, validate=True)
@@ -272,6 +272,6 @@ def _digest(command: Command, work: Work) -> str:
     return work_sha256(str(command.arguments["kit"]), work.steps, work.items)
 
 
-def _why(told: v.Table) -> str:
-    reasons: Mapping[str, str] = {**told.out, **told.reasons}
+def _why(result: v.Table) -> str:
+    reasons: Mapping[str, str] = {**result.out, **result.reasons}
     return "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:5])

@@ -23,8 +23,8 @@ async def run_command(
     Raises RolloutError: the device or the operation is not known, the broker is not there.
     """
     signed = await store.write(_make, command, who(account))
-    given = await asyncio.to_thread(give, fleet, signed, wait_s=WAIT_S)
-    return given.state
+    answer = await asyncio.to_thread(give, fleet, signed, wait_s=WAIT_S)
+    return answer.state
 
 
 def _make(database: Database, command: DeviceCommand, by: str) -> Command:

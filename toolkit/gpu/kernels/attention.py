@@ -64,24 +64,14 @@ def attention(
     keys = k + d[:, None] * K_STRIDES[3] + (FULL_KEYS + j)[None, :] * K_STRIDES[2]
     values = v + (FULL_KEYS + j)[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
     if FULL_KEYS > 0:
-        if KEYS > FULL_KEYS:  # the last block is on its way while the others are computed
-            tail = FULL_KEYS + j < KEYS
-            key = tl.load(keys, mask=(d < DEPTH)[:, None] & tail[None, :], other=0.0)
-            value = tl.load(values, mask=tail[:, None] & (e < VALUE_DEPTH)[None, :], other=0.0)
-        row_max, total, acc = _full_blocks(
-            query, k, v, d, e, row_max, total, acc, FULL_KEYS, DEPTH, VALUE_DEPTH,
-            K_STRIDES, V_STRIDES, SCALE, SOFTCAP, LATE_SCALE, PRECISION, BLOCK_N,
+        row_max, total, acc = _full_blocks_and_tail(
+            query, k, v, keys, values, j, d, e, row_max, total, acc,
+            FULL_KEYS, KEYS, DEPTH, VALUE_DEPTH, K_STRIDES, V_STRIDES,
+            SCALE, SOFTCAP, LATE_SCALE, PRECISION, BLOCK_N,
         )  # fmt: skip
-        if KEYS > FULL_KEYS:
-            s = _scores(query, key, SCALE, SOFTCAP, LATE_SCALE, PRECISION)
-            s = tl.where(tail[None, :], s, float("-inf"))
-            row_max, total, acc = _add_block(
-                s, value, row_max, total, acc, SCALE, LATE_SCALE, False, PRECISION
-            )
     else:
         if mask is not None:
             mask += batch * MASK_STRIDES[0] + head * MASK_STRIDES[1]
-            mask += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
         row_max, total, acc = _masked_blocks(
             query, keys, values, mask, i, j, d, e, query_inside, row_max, total, acc,
             KEYS, DEPTH, VALUE_DEPTH, K_STRIDES, V_STRIDES, MASK_STRIDES,
@@ -93,6 +83,32 @@ def attention(
     offset = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
     inside = query_inside & (e < VALUE_DEPTH)[None, :]
     tl.store(y + offset, result.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _full_blocks_and_tail(
+    query, k, v, tail_keys, tail_values, tail_j, d, e, row_max, total, acc,
+    FULL_KEYS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, VALUE_DEPTH: tl.constexpr,
+    K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, LATE_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Return the maximum, the total weight and the accumulators with all keys, without a mask."""
+    if KEYS > FULL_KEYS:  # the last block is on its way while the others are computed
+        tail = FULL_KEYS + tail_j < KEYS
+        key = tl.load(tail_keys, mask=(d < DEPTH)[:, None] & tail[None, :], other=0.0)
+        value = tl.load(tail_values, mask=tail[:, None] & (e < VALUE_DEPTH)[None, :], other=0.0)
+    row_max, total, acc = _full_blocks(
+        query, k, v, d, e, row_max, total, acc, FULL_KEYS, DEPTH, VALUE_DEPTH,
+        K_STRIDES, V_STRIDES, SCALE, SOFTCAP, LATE_SCALE, PRECISION, BLOCK_N,
+    )  # fmt: skip
+    if KEYS > FULL_KEYS:
+        s = _scores(query, key, SCALE, SOFTCAP, LATE_SCALE, PRECISION)
+        s = tl.where(tail[None, :], s, float("-inf"))
+        row_max, total, acc = _add_block(
+            s, value, row_max, total, acc, SCALE, LATE_SCALE, False, PRECISION
+        )
+    return row_max, total, acc
 
 
 @triton.jit
@@ -127,6 +143,8 @@ def _masked_blocks(
     BLOCK_M: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """Return what `_full_blocks` returns, with all keys; a query sees those of its mask."""
+    if mask is not None:
+        mask += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
     end = KEYS
     if CAUSAL:
         end = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)

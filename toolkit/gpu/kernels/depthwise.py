@@ -56,15 +56,11 @@ def depthwise(
     else:  # unrolling thousands of taps takes minutes to compile
         tl.static_assert(ROWS * COLUMNS == 1, "large windows compute one pixel")
         total = tl.zeros((BLOCK, VECTOR), tl.float32 if scale is None else tl.int32)
-        for tap in range(TAPS[0] * TAPS[1]):
-            under = tap // TAPS[1] * DILATION[0]
-            aside = tap % TAPS[1] * DILATION[1]
-            inside = (top + under >= 0) & (top + under < SIZE[0])
-            inside = inside & (left + aside >= 0) & (left + aside < SIZE[1])
-            inside = inside[:, None] & (c < CHANNELS)
-            a = tl.load(x + (under * SIZE[1] + aside) * X_PITCH, mask=inside, other=0)
-            total += a.to(total.dtype) * tl.load(weights + tap * PITCH).to(total.dtype)
-        totals = (total,)
+        totals = (
+            _add_window(
+                total, x, weights, c, top, left, SIZE, CHANNELS, X_PITCH, PITCH, TAPS, DILATION
+            ),
+        )
 
     shift, factor = 0.0, 1.0
     if bias is not None:
@@ -115,6 +111,23 @@ def store_pixel(
         values = values + (as_float(residual_tile),)
     result = evaluate(values, EPILOGUE, scalars).to(y.dtype.element_ty)
     tl.store(y + (p * Y_PITCH)[:, None] + c, result, mask=inside)
+
+
+@triton.jit
+def _add_window(
+    total, x, weights, c, top, left, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
+    X_PITCH: tl.constexpr, PITCH: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
+):  # fmt: skip
+    """Return `total` with the products under all taps, in a loop."""
+    for tap in range(TAPS[0] * TAPS[1]):
+        under = tap // TAPS[1] * DILATION[0]
+        aside = tap % TAPS[1] * DILATION[1]
+        inside = (top + under >= 0) & (top + under < SIZE[0])
+        inside = inside & (left + aside >= 0) & (left + aside < SIZE[1])
+        inside = inside[:, None] & (c < CHANNELS)
+        a = tl.load(x + (under * SIZE[1] + aside) * X_PITCH, mask=inside, other=0)
+        total += a.to(total.dtype) * tl.load(weights + tap * PITCH).to(total.dtype)
+    return total
 
 
 @triton.jit

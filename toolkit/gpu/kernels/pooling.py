@@ -72,16 +72,31 @@ def pool(
             else:
                 total += tl.where(a == 0.0, 0.0, tl.exp2(POWER * tl.log2(tl.abs(a))))
 
+    total = _normalize(total, counted, MODE, POWER)
+    if indices is not None:
+        _store_indices(indices, best_index, image, p, c, rows, SIZE, CHANNELS)
+    store_with_epilogue(total, None, None, None, y, p, c, rows, CHANNELS, Y_PITCH, EPILOGUE)
+
+
+@triton.jit
+def _normalize(total, counted, MODE: tl.constexpr, POWER: tl.constexpr):
+    """Divide the sums of an average by the counted taps; take the root of those of "lp"."""
     if MODE == "average":
         total = tl.div_rn(total, tl.where(counted > 0.0, counted, 1.0)[:, None])
     elif MODE == "lp":
         total = tl.where(total == 0.0, 0.0, tl.exp2(tl.log2(total) / POWER))
-    if indices is not None:
-        image_offset = (image[:, None] * CHANNELS + c[None, :]) * SIZE[0] * SIZE[1] * SIZE[2]
-        inside = (p < rows)[:, None] & (c < CHANNELS)[None, :]
-        offset = p[:, None] * CHANNELS + c[None, :]
-        tl.store(indices + offset, (image_offset + best_index).to(tl.int64), mask=inside)
-    store_with_epilogue(total, None, None, None, y, p, c, rows, CHANNELS, Y_PITCH, EPILOGUE)
+    return total
+
+
+@triton.jit
+def _store_indices(
+    indices, index, image, p, c, rows, SIZE: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Store the flat indices of maxima, given without image and channel."""
+    image_offset = (image[:, None] * CHANNELS + c[None, :]) * SIZE[0] * SIZE[1] * SIZE[2]
+    inside = (p < rows)[:, None] & (c < CHANNELS)[None, :]
+    offset = p[:, None] * CHANNELS + c[None, :]
+    tl.store(indices + offset, (image_offset + index).to(tl.int64), mask=inside)
 
 
 @triton.jit

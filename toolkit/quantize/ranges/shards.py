@@ -103,10 +103,12 @@ class ShardedPass:
 
     @property
     def data(self) -> Divisible:
+        """The samples of the pass, with those of the head."""
         return self.head.data
 
     @property
     def graph_sha256(self) -> str:
+        """Hash of the graph that is run."""
         return hashlib.sha256(self.graph).hexdigest()
 
     def ranges(self, count: int) -> list[tuple[int, int]]:
@@ -115,6 +117,7 @@ class ShardedPass:
         return list(pairwise(first + rest * number // count for number in range(count + 1)))
 
     def key(self, start: int, stop: int) -> str:
+        """Return the cache key of the samples `start` to `stop` (not included)."""
         description = _description(
             self.graph_sha256, self.first, self.tensors, self.inputs, self.preprocess
         )

@@ -52,15 +52,18 @@ class Split:
 
     @property
     def requested(self) -> int:
+        """How many samples were asked for; some may be skipped."""
         return self._data.requested
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
+        """The samples that could not be read, each with its reason."""
         return self._data.skipped
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ()  # the passes leave out those that are held out
+        """No names: a pass leaves out the samples that are held out."""
+        return ()
 
     @property
     def validation(self) -> tuple[Sample, ...]:
@@ -132,6 +135,7 @@ class Split:
         return tuple(_copy(sample) for sample in observed)
 
     def sha256(self) -> str:
+        """Hash of all samples, of both parts."""
         return self._data.sha256()
 
 

@@ -92,6 +92,7 @@ class Job:
 
     @property
     def methods(self) -> Sequence[str]:
+        """The threshold methods to observe for; several if `auto` chooses."""
         return AUTO_METHODS if self.options.method == AUTO else (self.options.method,)
 
     @property
@@ -377,6 +378,7 @@ def _share(report: Report, step: str) -> Callable[[int, int], None]:
 
 
 def refuse_unknown(nodes: frozenset[str], graph: ir.Model) -> None:
+    """Raise CalibrationError for a name of `nodes` that no node of `graph` has."""
     known = {str(node.name) for node in graph.graph}
     for name in sorted(nodes - known):
         matches = difflib.get_close_matches(name, known, n=1)
