@@ -25,7 +25,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Arrays]]
     scenes = [preprocess(cv2.imread(str(one)), model.preprocess)[0].copy() for one in files]
     path = tmp_path_factory.mktemp("engine") / "detector.engine"
     data = [{"images": scene} for scene in scenes]
-    options = BuildOptions(data=data, ranges=RangeOptions("minmax"))
+    options = BuildOptions(data=data, ranges=RangeOptions("minmax"), kernels=False)
     build_engine(MODEL.parent / model.file, "agx-orin-64gb", path, options)
     return {
         "portable": run(path, scenes[:3]),

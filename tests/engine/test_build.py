@@ -97,21 +97,27 @@ def test_light_models_give_the_shipped_outputs_in_fp32(
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["squeezenet", pytest.param("resnet50", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("squeezenet", False),
+        # It compiles for many seconds, and nothing here runs the kernels.
+        pytest.param("squeezenet", True, marks=pytest.mark.slow),
+        pytest.param("resnet50", False, marks=pytest.mark.slow),
+    ],
+)
 def test_light_models_split_between_gpu_and_dla_in_int8(
     tmp_path: Path,
     light_models: Path,
     rng: np.random.Generator,
     name: str,
-    request: pytest.FixtureRequest,
+    kernels: bool,
 ) -> None:
-    if name == "resnet50":  # half a minute of compiling; the other's kernels are compiled
-        request.getfixturevalue("without_kernels")
     model = light_models / f"light_{name}.onnx"
     graph_input = {"squeezenet": "data_0", "resnet50": "gpu_0/data_0"}[name]
     samples = [{graph_input: rng.uniform(0, 1, (1, 3, 224, 224)).astype(np.float32)}]
     out = tmp_path / "m.engine"
-    options = BuildOptions(data=samples, ranges=RangeOptions("minmax"))
+    options = BuildOptions(data=samples, ranges=RangeOptions("minmax"), kernels=kernels)
     result = build_engine(model, "agx-orin-64gb", out, options)
     processors = {segment.processor for segment in result.manifest.segments}
     assert processors == {"gpu", "dla0"}
@@ -202,7 +208,7 @@ def test_a_dynamic_batch_runs_at_every_size_of_its_range(
     )
     out = tmp_path / "m.engine"
     dims = (DimRange(name="n", min=1, opt=2, max=4),)
-    build_engine(path, "agx-orin-64gb", out, BuildOptions(dims=dims))
+    build_engine(path, "agx-orin-64gb", out, BuildOptions(dims=dims, kernels=False))
     with open_engine(out) as engine, Session(engine) as session:
         for batch in (1, 2, 3, 4):
             x = rng.normal(size=(batch, 3, 8, 8)).astype(np.float32)
@@ -427,7 +433,7 @@ def test_a_constant_model_of_others_builds(tmp_path: Path) -> None:
     graph = onnx.load(model)
     graph.graph.output.append(helper.make_tensor_value_info("s", onnx.TensorProto.INT64, [2]))
     onnx.save(graph, model)
-    build_engine(model, "agx-orin-64gb", tmp_path / "m.engine")
+    build_engine(model, "agx-orin-64gb", tmp_path / "m.engine", BuildOptions(kernels=False))
     outputs = infer(tmp_path / "m.engine", {"x": np.ones((2, 3), np.float32)})
     np.testing.assert_array_equal(outputs["s"], [2, 3])
     np.testing.assert_array_equal(outputs["y"], -np.ones((2, 3)))

@@ -49,8 +49,8 @@ def gpu() -> Iterator[cuda_double.CudaDouble]:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network in INT8, and in FP16: with two DLA segments between three of kernels."""
     folder, rng = tmp_path_factory.mktemp("engines"), np.random.default_rng(5)
-    model = small_convnet(folder / "m.onnx", rng, size=16)
-    data = [{"x": rng.normal(size=(1, 3, 16, 16)).astype(np.float32)} for _ in range(4)]
+    model = small_convnet(folder / "m.onnx", rng, size=8)
+    data = [{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(4)]
     with cuda_double.interpreted_cubins():
         for precision in ("int8", "fp16"):
             options = BuildOptions(
@@ -72,7 +72,7 @@ def test_a_line_computes_what_its_segments_do_one_by_one(
     engine = engines / f"{precision}.engine"
     rows = prepare_all(engine, tmp_path / "plans")
     assert [row.problem for row in rows] == [None] * len(rows)
-    feeds = {"x": rng.normal(size=(1, 3, 16, 16)).astype(np.float32)}
+    feeds = {"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)}
     with open_session(engine, plans=tmp_path / "plans") as session:
         kinds = {report.processor: report.implementation for report in session.reports}
         assert kinds == {"dla0": "tensorrt", "gpu": "cuda"}
@@ -196,7 +196,7 @@ def test_a_line_runs_on_addresses_of_the_caller(
     install("10.3.0", tmp_path, monkeypatch)
     engine = engines / "int8.engine"
     prepare_all(engine, tmp_path / "plans")
-    x = rng.normal(size=(1, 3, 16, 16)).astype(np.float32)
+    x = rng.normal(size=(1, 3, 8, 8)).astype(np.float32)
     with open_session(engine, plans=tmp_path / "plans") as session:
         expected = session.infer({"x": x})["y"]
         (stage,) = session._stages
@@ -222,7 +222,7 @@ def test_frames_on_two_streams_do_not_wait_for_each_other(
     install("10.3.0", tmp_path, monkeypatch)
     engine = engines / "int8.engine"
     prepare_all(engine, tmp_path / "plans")
-    frames = [rng.normal(size=(1, 3, 16, 16)).astype(np.float32) for _ in range(2)]
+    frames = [rng.normal(size=(1, 3, 8, 8)).astype(np.float32) for _ in range(2)]
     with open_session(engine, plans=tmp_path / "plans") as session:
         expected = [session.infer({"x": x})["y"] for x in frames]
     streams = [0x900000, 0x900008]
@@ -256,7 +256,7 @@ def test_no_call_of_a_session_leaves_its_context_current(
     install("10.3.0", tmp_path, monkeypatch)
     if plans == "plans":
         prepare_all(engines / "int8.engine", tmp_path / plans)
-    x = np.zeros((1, 3, 16, 16), np.float32)
+    x = np.zeros((1, 3, 8, 8), np.float32)
     gpu.current = foreign  # as pycuda.autoinit leaves it
     session = open_session(engines / "int8.engine", plans=tmp_path / plans)
     assert gpu.current == foreign

@@ -252,6 +252,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         BuildOptions(
             data=data,
             plan=PlanOptions(objective="gpu-relief", power_mode="15W", min_gain=0.0),
+            kernels=False,
         ),
     )
     return result.path, model, data

@@ -4,8 +4,6 @@ import contextlib
 import os
 import pickle
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -100,21 +98,25 @@ def test_infer_inspect_and_compare_take_a_pt2(tmp_path: Path) -> None:
         assert done.exit_code == 0, (command, done.output, done.exception)
 
 
-def test_the_python_examples_of_the_page_run(tmp_path: Path) -> None:
-    code = "\n".join(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL))
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+def test_the_python_examples_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)), {})
     assert (tmp_path / "net.engine").exists()
 
 
-def test_a_pickle_is_refused_and_the_lines_that_it_says_make_a_pt2(tmp_path: Path) -> None:
+def test_a_pickle_is_refused_and_the_lines_that_it_says_make_a_pt2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "best.pt"
     torch.save(Scaled().state_dict(), path)
     with pytest.raises(tandem.TandemError, match="run any code") as refused:
         tandem.build(path)
     lines = "\n".join(line.strip() for line in str(refused.value).split("\n")[1:])
     code = f"import torch\nmodule = torch.nn.Conv2d(3, 2, 3)\n{lines}"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
     assert tandem.build(tmp_path / "best.pt2").path.exists()
 
 

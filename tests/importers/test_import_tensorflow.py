@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tensorflow")
 
 
-QUICK_KINDS = ("keras", "saved_model", "tflite", "eigenvalues")  # what every run of the tests needs
+QUICK_KINDS = ("saved_model", "tflite", "eigenvalues")  # what every run of the tests needs
 
 
 def make(python: Path, kind: str, made: Path, folder: Path) -> tuple[Arrays, Arrays]:

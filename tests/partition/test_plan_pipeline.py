@@ -72,7 +72,8 @@ def test_a_workload_runs_where_its_plan_says(tmp_path: Path) -> None:
     assert [Path(command[2]).stem for command in planned["build"]] == ["fast", "slow"]
     on_dla = 0
     for command in planned["build"]:
-        assert invoke(*command[1:], "--no-fallback").exit_code == 0
+        with cuda_double.interpreted_cubins():  # nobody runs them
+            assert invoke(*command[1:], "--no-fallback").exit_code == 0
         (plan,) = [one for one in planned["plans"] if one["model"] == Path(command[2]).stem]
         with open_engine(command[-1]) as engine:
             rows_built = {row.node: row.processor[:3] for row in engine.manifest.plan}

@@ -18,14 +18,14 @@ from toolkit.engine.build import BuildOptions, build_engine
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-SHAPE = (1, 3, 32, 32)
+SHAPE = (1, 3, 8, 8)
 _COPIES = ("cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2")
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engines")
-    model = small_convnet(folder / "m.onnx", np.random.default_rng(5))
+    model = small_convnet(folder / "m.onnx", np.random.default_rng(5), size=SHAPE[-1])
     with cuda_double.interpreted_cubins():
         options = BuildOptions(precision="fp16")
         build_engine(model, "orin-nano-8gb", folder / "m.engine", options)
