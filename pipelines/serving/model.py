@@ -43,7 +43,8 @@ from pipelines.serving.protocol import (
 )
 from pipelines.serving.scheduler import Item, Policy, QueuePolicy, Scheduler
 
-SHORT_NS = 500_000  # an inference that takes less may keep the event loop waiting
+SHORT_NS = 500_000  # an inference that takes less CPU time may keep the event loop waiting
+LONG_RATIO = 4  # to SHORT_NS: what takes this at sizes that were short costs by its values
 
 _log = logging.getLogger(__name__)
 
@@ -258,7 +259,8 @@ class QueuedModel(Model):
         self.scheduler = Scheduler(
             policy, [partial(self._run, runner) for runner in opened.runners], self._post
         )
-        # Code of the CPU alone may run in the thread of the event loop: it does not hang.
+        # Code of the CPU alone may run in the thread of the event loop, as long as its time depends
+        # on the sizes of inputs alone: it does not hang.
         self._on_cpu = isinstance(opened.runners[0], OnnxFile) or {"portable"} == {
             report.implementation for report in self.reports
         }
@@ -345,7 +347,7 @@ class QueuedModel(Model):
 
     def _run(self, runner: Runner, items: list[Item]) -> Sequence[dict[str, Array] | Refusal]:
         """Run a batch on an instance."""
-        begin_ns = time.perf_counter_ns()
+        begin_ns, cpu_begin_ns = time.perf_counter_ns(), time.thread_time_ns()
         waited_ns = sum(int((time.monotonic() - item.queued_s) * 1e9) for item in items)
         rows = [item.rows for item in items]
         results: list[dict[str, Array] | Refusal]
@@ -357,11 +359,7 @@ class QueuedModel(Model):
             fed = next((len(one) for one in feeds.values()), None) if self.max_batch else None
             results = list(self._split(outputs, rows, fed))
             end_ns = time.perf_counter_ns()
-            self._usual_ns = max(end_ns - begin_ns, self._usual_ns * 9 // 10)
-            if end_ns - begin_ns >= SHORT_NS:
-                self._short = {}
-            elif not self._ran_short(feeds):
-                self._short = {name: _size(array) for name, array in feeds.items()}
+            self._judge(feeds, time.thread_time_ns() - cpu_begin_ns)
             self.figures.record_execution(
                 rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns)
             )
@@ -372,6 +370,16 @@ class QueuedModel(Model):
             refusal = error if isinstance(error, Refusal) else refusal
             results = [refusal for _ in items]
         return results
+
+    def _judge(self, feeds: Mapping[str, Array], cpu_ns: int) -> None:
+        """Learn from the CPU time of a run what may run in the thread of the event loop."""
+        self._usual_ns = max(cpu_ns, self._usual_ns * 9 // 10)
+        if cpu_ns >= SHORT_NS:
+            if cpu_ns >= LONG_RATIO * SHORT_NS and self._ran_short(feeds):
+                self._on_cpu = False
+            self._short = {}
+        elif not self._ran_short(feeds):
+            self._short = {name: _size(array) for name, array in feeds.items()}
 
     def _post(self, items: Sequence[Item], results: Sequence[dict[str, Array] | Refusal]) -> None:
         assert self._loop is not None

@@ -403,6 +403,31 @@ def test_only_sizes_that_were_quick_run_in_the_loop(monkeypatch: pytest.MonkeyPa
     assert runner.in_loop == [2, 9, 2]
 
 
+class ByValue(OnCpu):
+    """An instance that takes the CPU milliseconds that its input says."""
+
+    def infer(self, feeds: Any, /) -> Any:
+        end_ns = time.thread_time_ns() + int(feeds["x"][0] * 1e6)
+        while time.thread_time_ns() < end_ns:
+            pass
+        return super().infer(feeds)
+
+
+def test_what_costs_by_its_values_leaves_the_loop_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.serving.model.SHORT_NS", 20_000_000)
+    runner = ByValue()
+
+    async def run() -> None:
+        text = 'input { name: "x" data_type: TYPE_FP32 dims: -1 }'
+        with sleeping_model(runner, text, (None,)) as model:
+            for cpu_ms in (0, 0, 0, 200, *[0] * 60):  # the usual time is short again after 36
+                data = np.full(1, cpu_ms, np.float32)
+                await model.infer(replace(model.sample(), inputs=[Tensor("x", "FP32", (1,), data)]))
+
+    asyncio.run(run())
+    assert len(runner.in_loop) == 3  # the second, the third and the long one
+
+
 def test_a_reshape_that_cannot_be_is_refused() -> None:
     text = 'input { name: "x" data_type: TYPE_FP32 dims: -1 reshape { shape: [ 2 ] } }'
 

@@ -269,6 +269,34 @@ def test_states_are_rows_of_their_own_and_their_bytes_are_limited(
     with_sums(tmp_path, check, HOUR)
 
 
+def test_the_states_of_all_models_have_one_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "MAX_STATE_BYTES", 8)
+    for name, idle in (("sums", HOUR), ("others", "1")):
+        text = f"max_sequence_idle_microseconds: {idle} {CONTROLS} {STATE % ''}"
+        accumulator(tmp_path, name, text)
+
+    async def run() -> None:
+        models = Repository(partial(scan, tmp_path), "explicit")
+        await models.load_all(("*",))
+        sums, others = models.find("sums"), models.find("others")
+        assert isinstance(sums, SequenceModel)
+        assert isinstance(others, SequenceModel)
+        await answer_of(sums, in_sequence(1, start=True))
+        await answer_of(others, in_sequence(1, start=True))
+        await answer_of(sums, in_sequence(2, start=True))  # the idle one of the other goes
+        assert others._sequences == {}
+        with pytest.raises(Refusal, match="of this server would have 12 bytes, and may have 8"):
+            await others.infer(in_sequence(1, start=True))
+        await models.unload("sums")
+        await answer_of(others, in_sequence(1, start=True))
+        assert others._budget.bytes == 4
+        await models.close()
+
+    asyncio.run(run())
+
+
 def test_idle_sequences_are_forgotten_without_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +309,7 @@ def test_idle_sequences_are_forgotten_without_a_request(
         while model._sequences:
             assert time.monotonic() < end_s
             await asyncio.sleep(0.01)
-        assert model._state_bytes == 0
+        assert model._budget.bytes == 0
 
     with_sums(tmp_path, check, "200000")
 
