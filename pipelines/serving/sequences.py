@@ -175,9 +175,7 @@ class SequenceModel(QueuedModel):
             flags["sequence_id"] = 1
         return replace(super().sample(), parameters=flags)
 
-    async def run(
-        self, request: InferRequest, hidden: Mapping[str, Array] | None = None
-    ) -> dict[str, Array]:
+    async def run(self, request: InferRequest) -> dict[str, Array]:
         """Wait for the request before it, then run with the state that it left."""
         where, parameters = f"model {self.name!r}", request.parameters
         ident = parameters.get("sequence_id", 0)
@@ -204,7 +202,7 @@ class SequenceModel(QueuedModel):
             async with sequence.lock:
                 if sequence.ended:
                     self._refuse_unknown(ident)
-                outputs = await super().run(request, {**controls, **sequence.states})
+                outputs = await self.run_on_host(request, {**controls, **sequence.states})
                 if flags[ControlKind.END]:
                     sequence.ended = True
                     if self._sequences.get(ident) is sequence:

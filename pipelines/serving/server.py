@@ -84,7 +84,7 @@ async def serving(
         from pipelines.serving.metrics import metrics_text
         from pipelines.serving.repository import Repository, scan
         from pipelines.serving.service import Service
-        from pipelines.serving.shared_memory import SystemRegions
+        from pipelines.serving.shared_memory import Regions
         from pipelines.serving.spans import Spans
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs {error.name}: {pip_install('serve')}") from error
@@ -96,7 +96,7 @@ async def serving(
         prefix = ""
     _keep_memory()
     async with AsyncExitStack() as stack:
-        regions = SystemRegions(prefix)
+        regions = Regions(prefix)
         stack.callback(regions.close)
         repository = models or Repository(
             partial(scan, options.repository),
