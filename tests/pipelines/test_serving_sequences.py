@@ -166,9 +166,9 @@ def test_a_stream_of_sequences_keeps_their_order(ports: Ports) -> None:
                     sequence_start=step == 0, sequence_end=step == 5,
                 )  # fmt: skip
         client.stop_stream()
-    for ident in ("11", "12"):
-        sums = [one.as_numpy("OUTPUT")[0, 0] for one in answers if one.get_response().id == ident]
-        assert sums == [100 * int(ident) + total for total in (0, 1, 3, 6, 10, 15)]
+    for key in ("11", "12"):
+        sums = [one.as_numpy("OUTPUT")[0, 0] for one in answers if one.get_response().id == key]
+        assert sums == [100 * int(key) + total for total in (0, 1, 3, 6, 10, 15)]
 
 
 def test_sequences_of_many_clients_share_batches(tmp_path: Path) -> None:
