@@ -9,13 +9,15 @@ from this one, in turns. The peers run in environments of their own:
 
 Requests a second depend on the client and on the machine's load; CPU milliseconds of the server for
 each request hardly do. `--batching` compares 64 clients with and without dynamic batching, on an
-engine with a simulated time of 20 ms.
+engine with a simulated time of 20 ms. `--cuda ENGINE` serves an engine on a GPU to one gRPC client
+with CUDA shared memory (needs cuda-python), and measures `tandem bench` on it before and after.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -36,6 +38,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from onnx import TensorProto, helper
+from tritonclient.utils import triton_to_np_dtype
 
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -234,7 +237,8 @@ def measured(ask: Callable[[], object], pid: int, seconds: float) -> tuple[float
     """Return requests a second, the median in ms, and CPU ms of the server for each."""
     for _ in range(3):
         ask()
-    times, cpu_before, begin = [], cpu_s(pid), time.perf_counter()
+    times: list[float] = []
+    cpu_before, begin = cpu_s(pid), time.perf_counter()
     while time.perf_counter() - begin < seconds or len(times) < 5:
         start = time.perf_counter()
         ask()
@@ -351,6 +355,89 @@ def _rate(port: int, clients: int, requests: int) -> float:
         return clients * requests / (time.perf_counter() - begin)
 
 
+def cuda_shared_memory(engine: Path, folder: Path, seconds: float, depth: int) -> dict[str, float]:
+    """Return inferences a second of `tandem bench`, before and after, and of a gRPC client that has
+    `depth` requests in flight, with inputs and outputs in CUDA shared memory."""
+    repository = folder / "repository"
+    repository.mkdir()
+    (repository / f"{NAME}.engine").symlink_to(engine.absolute())
+    rates = {"bench before": _engine_rate(engine)}
+    with (
+        started(Peer("Tandem", _ours), folder) as (_, _, port),
+        triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
+        _cuda_requests(client, depth) as requests,
+    ):
+        for ask in requests:  # captures the graph, and shows that answers come
+            ask(None)
+        rates["served"] = _rate_in_flight(requests, seconds)
+    rates["bench after"] = _engine_rate(engine)
+    return rates
+
+
+def _engine_rate(engine: Path) -> float:
+    code = "from toolkit.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "bench", str(engine), "--json"]
+    report = subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout
+    rate: float = json.loads(report)["measured"]["throughput_qps"]
+    return rate
+
+
+@contextlib.contextmanager
+def _cuda_requests(client: Any, depth: int) -> Iterator[Sequence[Callable[[Any], object]]]:  # noqa: ANN401
+    """Give functions that ask with a region of their own; with None they wait for the answer."""
+    import tritonclient.utils.cuda_shared_memory as cuda_shm
+
+    metadata = client.get_model_metadata(NAME, as_json=True)
+    places, total = [], 0
+    for row in (*metadata["inputs"], *metadata["outputs"]):
+        shape = [int(size) for size in row["shape"]]
+        size = int(np.prod(shape)) * triton_to_np_dtype(row["datatype"])().itemsize
+        places.append((row["name"], shape, row["datatype"], size, total))
+        total += -(-size // 256) * 256
+    count = len(metadata["inputs"])
+    with contextlib.ExitStack() as stack:
+        requests = []
+        for number in range(depth):
+            region = f"region{number}"
+            handle = cuda_shm.create_shared_memory_region(region, total, 0)
+            stack.callback(cuda_shm.destroy_shared_memory_region, handle)
+            raw_handle = cuda_shm.get_raw_handle(handle)
+            client.register_cuda_shared_memory(region, raw_handle, 0, total)
+            stack.callback(client.unregister_cuda_shared_memory, region)
+            inputs, outputs = [], []
+            for name, shape, datatype, size, at in places[:count]:
+                inputs.append(triton_grpc.InferInput(name, shape, datatype))
+                inputs[-1].set_shared_memory(region, size, offset=at)
+            for name, _, _, size, at in places[count:]:
+                outputs.append(triton_grpc.InferRequestedOutput(name))
+                outputs[-1].set_shared_memory(region, size, offset=at)
+
+            def ask(done: Any, given: Any = inputs, wanted: Any = outputs) -> object:  # noqa: ANN401
+                if done is None:
+                    return client.infer(NAME, given, outputs=wanted)
+                return client.async_infer(NAME, given, done, outputs=wanted)
+
+            requests.append(ask)
+        yield requests
+
+
+def _rate_in_flight(requests: Sequence[Callable[[Any], object]], seconds: float) -> float:
+    """Return answers a second with all requests in flight, each asked again when it is answered."""
+    free: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
+    for number in range(len(requests)):
+        free.put((number, None))
+    answered, begin = -len(requests), time.perf_counter()
+    while True:
+        number, error = free.get()
+        if error is not None:
+            raise SystemExit(f"the server refuses: {error}")
+        answered += 1
+        spent_s = time.perf_counter() - begin
+        if spent_s > seconds:
+            return answered / spent_s
+        requests[number](lambda result, error, number=number: free.put((number, error)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Compare servers of KServe v2.")
@@ -358,6 +445,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mlserver", type=Path, help="Python with MLServer")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each measurement")
     parser.add_argument("--batching", action="store_true")
+    parser.add_argument("--cuda", type=Path, metavar="ENGINE", help="by CUDA shared memory alone")
+    parser.add_argument("--depth", type=int, default=4, help="requests in flight, with --cuda")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=10, help="of each client, with --batching")
     parser.add_argument("--json", action="store_true")
@@ -367,6 +456,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peers += [mlserver(options.mlserver)] if options.mlserver else []
     with tempfile.TemporaryDirectory(prefix="bench-serve-") as name:
         folder = Path(name)
+        if options.cuda is not None:
+            print(json.dumps(cuda_shared_memory(
+                options.cuda, folder, options.seconds, options.depth
+            )))  # fmt: skip
+            return 0
         if options.batching:
             rates = batching(folder, options.clients, options.requests)
             print(json.dumps(rates) if options.json else _batching_text(rates))

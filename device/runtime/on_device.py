@@ -116,6 +116,7 @@ class OnDevice:
                 self._done.record(queue)  # of one that failed, too: a part of it may be enqueued
             if handle is None:
                 queue.wait()
+                self._in_use.clear()
             return results
 
     def wait(self) -> None:

@@ -104,7 +104,7 @@ class Ensemble(Model):
                     f" configuration; the step that writes it gives {tensors[name].datatype}",
                     Status.INTERNAL,
                 )
-        return {name: tensors[name].data for name in self.outputs}
+        return {name: tensors[name].on_host() for name in self.outputs}
 
     async def _run_step(
         self, step: Step, request: InferRequest, tensors: Mapping[str, Tensor]
@@ -119,6 +119,7 @@ class Ensemble(Model):
             version=step.version,
             inputs=[replace(tensors[outer], name=name) for name, outer in step.reads.items()],
             outputs=[RequestedOutput(name) for name in step.writes],
+            targets={},
         )
         return {step.writes[tensor.name]: tensor for tensor in await model.infer(inner)}
 

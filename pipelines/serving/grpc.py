@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,14 +17,13 @@ from pipelines.serving.protocol import (
     Parameter,
     Refusal,
     RequestedOutput,
-    Status,
     Tensor,
     check_datatype,
     refuse,
     trace_of,
 )
 from pipelines.serving.service import Service, refusal_of
-from pipelines.serving.shared_memory import NO_CUDA
+from pipelines.serving.shared_memory import Kind
 
 RAW_INPUT = 7  # field of ModelInferRequest
 RAW_OUTPUT = bytes([6 << 3 | 2])  # tag of the field of ModelInferResponse
@@ -202,8 +202,8 @@ async def _index(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: 
     return {"models": [row for row in rows if not request.ready or row["state"] == "READY"]}
 
 
-def _regions(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    regions = service.regions.status(request.name)
+def _regions(service: Service, request: Any, kind: Kind = "system") -> Mapping[str, Any]:  # noqa: ANN401
+    regions = service.regions.status(request.name, kind)
     return {"regions": {name: region.as_json() for name, region in regions.items()}}
 
 
@@ -217,8 +217,16 @@ def _unregister(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: A
     return {}
 
 
-def _no_cuda(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    refuse(NO_CUDA, Status.UNIMPLEMENTED)
+async def _register_cuda(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    await service.regions.register_cuda(
+        request.name, request.raw_handle, request.device_id, request.byte_size
+    )
+    return {}
+
+
+def _unregister_cuda(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    service.regions.unregister(request.name, "cuda")
+    return {}
 
 
 def _trace(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
@@ -248,9 +256,9 @@ HANDLERS: Mapping[str, Callable[[Service, Any], Any]] = {
     "SystemSharedMemoryStatus": _regions,
     "SystemSharedMemoryRegister": _register,
     "SystemSharedMemoryUnregister": _unregister,
-    "CudaSharedMemoryStatus": lambda service, _: {},
-    "CudaSharedMemoryRegister": _no_cuda,
-    "CudaSharedMemoryUnregister": lambda service, _: {},
+    "CudaSharedMemoryStatus": partial(_regions, kind="cuda"),
+    "CudaSharedMemoryRegister": _register_cuda,
+    "CudaSharedMemoryUnregister": _unregister_cuda,
     "TraceSetting": _trace,
     "LogSettings": _logging,
 }

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ from pipelines.serving.protocol import (
     whole,
 )
 from pipelines.serving.service import Service, wants_binary
-from pipelines.serving.shared_memory import NO_CUDA
+from pipelines.serving.shared_memory import Kind
 
 
 def _json(value: object) -> Answer:
@@ -109,34 +109,38 @@ async def _unload(service: Service, head: Head, body: memoryview, model: str) ->
 
 
 async def _regions(
-    service: Service, head: Head, body: memoryview, kind: str, region: str = ""
+    service: Service, head: Head, body: memoryview, kind: Kind, region: str = ""
 ) -> Answer:
-    if kind == "cuda":
-        return _json([])
-    return _json([one.as_json() for one in service.regions.status(region).values()])
+    return _json([one.as_json() for one in service.regions.status(region, kind).values()])
 
 
 async def _register(
-    service: Service, head: Head, body: memoryview, kind: str, region: str
+    service: Service, head: Head, body: memoryview, kind: Kind, region: str
 ) -> Answer:
-    if kind == "cuda":
-        refuse(NO_CUDA, Status.UNIMPLEMENTED)
-    request = _object(body)
-    key, where = request.get("key"), f"shared memory region {region!r}"
-    if not isinstance(key, str):
-        refuse(f"{where} has the key {key!r}: give the name of a shared memory")
-    offset = whole(request, "offset", where)
+    request, where = _object(body), f"shared memory region {region!r}"
     if "byte_size" not in request:
         refuse(f"{where} has no byte_size")
-    service.regions.register(region, key, offset, whole(request, "byte_size", where))
+    size = whole(request, "byte_size", where)
+    if kind == "cuda":
+        try:
+            handle = msgspec.convert(request.get("raw_handle"), dict[Literal["b64"], bytes])["b64"]
+        except (KeyError, msgspec.MsgspecError) as error:
+            refuse(f"{where} has a raw_handle that is no object with `b64` in base64 ({error})")
+        await service.regions.register_cuda(
+            region, handle, whole(request, "device_id", where), size
+        )
+        return Answer()
+    key = request.get("key")
+    if not isinstance(key, str):
+        refuse(f"{where} has the key {key!r}: give the name of a shared memory")
+    service.regions.register(region, key, whole(request, "offset", where), size)
     return Answer()
 
 
 async def _unregister(
-    service: Service, head: Head, body: memoryview, kind: str, region: str = ""
+    service: Service, head: Head, body: memoryview, kind: Kind, region: str = ""
 ) -> Answer:
-    if kind == "system":
-        service.regions.unregister(region)
+    service.regions.unregister(region, kind)
     return Answer()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,9 @@ import numpy as np
 from device.closing import Closing
 from device.engine.manifest import DimRange
 from device.errors import SessionError, TandemError
+from device.runtime.cuda.device_array import DeviceArray
 from device.runtime.executors.table import SegmentReport
+from device.runtime.session import Session
 from pipelines.serving.figures import Figures
 from pipelines.serving.instances import ModelInstances, Runner, usual_size
 from pipelines.serving.model_config import (
@@ -26,6 +28,7 @@ from pipelines.serving.model_config import (
     in_range,
     ports_of,
 )
+from pipelines.serving.on_gpu import ALIGNMENT, infer_on_gpu, takes_device_arrays
 from pipelines.serving.onnx_file import OnnxFile, texts_of
 from pipelines.serving.protocol import (
     BYTES,
@@ -43,7 +46,10 @@ from pipelines.serving.protocol import (
 )
 from pipelines.serving.scheduler import Item, Policy, QueuePolicy, Scheduler
 
-SHORT_NS = 500_000  # an inference that takes less may keep the event loop waiting
+SHORT_NS = 500_000  # an inference that takes less CPU time may keep the event loop waiting
+LONG_RATIO = 4  # to SHORT_NS: what takes this at sizes that were short costs by its values
+
+_NO_DATA: Array = np.empty(0, np.uint8)  # of an output on the GPU
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +72,9 @@ class Model(Closing):
         self.pending = 0
 
     @abstractmethod
-    async def run(self, request: InferRequest) -> dict[str, Array]:
-        """Return the outputs for a request that was checked. Raises Refusal."""
+    async def run(self, request: InferRequest) -> Mapping[str, Array | DeviceArray]:
+        """Return the outputs for a request that was checked; those that were written to its
+        `targets` on the GPU. Raises Refusal."""
 
     def metadata(self, versions: Sequence[int]) -> dict[str, Any]:
         """Return the metadata, with the versions that are ready."""
@@ -180,8 +187,10 @@ class Model(Closing):
         if rows != sizes.setdefault("", rows):
             refuse(f"{where} has the batch-size {rows}; an input before it has {sizes['']}")
 
-    def _output(self, requested: RequestedOutput, array: Array) -> Tensor:
+    def _output(self, requested: RequestedOutput, array: Array | DeviceArray) -> Tensor:
         port = self.outputs[requested.name]
+        if isinstance(array, DeviceArray):
+            return Tensor(requested.name, port.datatype, array.shape, _NO_DATA, device=array)
         if port.converted:
             array = to_bf16(array)
         classes = whole(requested.parameters, "classification", f"output {requested.name!r}")
@@ -237,10 +246,12 @@ def classify(scores: Array, count: int, labels: Sequence[str], *, batched: bool)
 
 @dataclass(slots=True)
 class _Work:
-    """A request in the queue, as arrays that the model takes."""
+    """A request in the queue, as arrays that the model takes. `targets`: where outputs may go on
+    the GPU, where the feeds are, too; None: the feeds are on the host."""
 
-    feeds: dict[str, Array]
-    answer: asyncio.Future[dict[str, Array]]
+    feeds: dict[str, Any]
+    answer: asyncio.Future[dict[str, Any]]
+    targets: Mapping[str, DeviceArray] | None = None
 
 
 class QueuedModel(Model):
@@ -258,7 +269,9 @@ class QueuedModel(Model):
         self.scheduler = Scheduler(
             policy, [partial(self._run, runner) for runner in opened.runners], self._post
         )
-        # Code of the CPU alone may run in the thread of the event loop: it does not hang.
+        # Code of the CPU alone may run in the thread of the event loop, as long as its time depends
+        # on the sizes of inputs alone: it does not hang.
+        self._on_gpu = all(map(takes_device_arrays, opened.runners))
         self._on_cpu = isinstance(opened.runners[0], OnnxFile) or {"portable"} == {
             report.implementation for report in self.reports
         }
@@ -287,22 +300,55 @@ class QueuedModel(Model):
             inputs.append(Tensor(port.name, port.datatype, array.shape, array))
         return InferRequest(self.name, str(self.version), inputs)
 
-    async def run(
-        self, request: InferRequest, hidden: Mapping[str, Array] | None = None
+    async def run(self, request: InferRequest) -> Mapping[str, Array | DeviceArray]:
+        """Queue a request and wait for its outputs."""
+        if not self._stays_on_gpu(request):
+            return await self.run_on_host(request, {})
+        feeds = {tensor.name: tensor.device for tensor in request.inputs}
+        classified = {one.name for one in request.outputs if "classification" in one.parameters}
+        targets = {
+            name: array
+            for name, array in request.targets.items()
+            if name not in classified and _is_plain(self.outputs[name])
+        }
+        work = _Work(feeds, asyncio.get_running_loop().create_future(), targets)
+        return await self._queued(request, work, work.answer)  # the key of no other
+
+    async def run_on_host(
+        self, request: InferRequest, hidden: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Queue a request and wait for its outputs; `hidden` inputs are not the client's."""
+        """As `run`, with arrays of the host; `hidden` inputs are not the client's."""
+        feeds = {tensor.name: self._feed(tensor) for tensor in request.inputs} | dict(hidden)
+        key = tuple((name, feeds[name].shape[1:]) for name in sorted(feeds))
+        work = _Work(feeds, asyncio.get_running_loop().create_future())
+        return await self._queued(request, work, key)
+
+    def _stays_on_gpu(self, request: InferRequest) -> bool:
+        """True if the engine can take all inputs where they are on the GPU."""
+        batch = self._batch if self.max_batch else None
+        return (
+            self._on_gpu
+            and bool(request.inputs)
+            and all(
+                one.device is not None
+                and one.device.address % ALIGNMENT == 0
+                and _is_plain(self.inputs[one.name])
+                for one in request.inputs
+            )
+            and (batch is None or in_range(self.rows(request), batch))
+        )
+
+    async def _queued(self, request: InferRequest, work: _Work, key: Hashable) -> dict[str, Any]:
         self._loop = asyncio.get_running_loop()
-        feeds = {tensor.name: self._feed(tensor) for tensor in request.inputs} | dict(hidden or {})
-        work = _Work(feeds, self._loop.create_future())
         where = f"the request to model {self.name!r}"
         item = Item(
             work,
             self.rows(request),
-            tuple((name, feeds[name].shape[1:]) for name in sorted(feeds)),
+            key,
             whole(request.parameters, "priority", where),
             whole(request.parameters, "timeout", where) / 1e6,
         )
-        if self._on_cpu and self._usual_ns < SHORT_NS and self._ran_short(feeds):
+        if self._on_cpu and self._usual_ns < SHORT_NS and self._ran_short(work.feeds):
             if results := self.scheduler.run_here(item):
                 _deliver([item], results)
         else:
@@ -327,7 +373,7 @@ class QueuedModel(Model):
         )
 
     def _feed(self, tensor: Tensor) -> Array:
-        port, array = self.inputs[tensor.name], tensor.data
+        port, array = self.inputs[tensor.name], tensor.on_host()
         if port.converted:
             array = from_bf16(array)
         if port.datatype == BYTES:
@@ -343,25 +389,27 @@ class QueuedModel(Model):
                 )
         return array
 
-    def _run(self, runner: Runner, items: list[Item]) -> Sequence[dict[str, Array] | Refusal]:
+    def _run(self, runner: Runner, items: list[Item]) -> Sequence[dict[str, Any] | Refusal]:
         """Run a batch on an instance."""
-        begin_ns = time.perf_counter_ns()
+        begin_ns, cpu_begin_ns = time.perf_counter_ns(), time.thread_time_ns()
         waited_ns = sum(int((time.monotonic() - item.queued_s) * 1e9) for item in items)
         rows = [item.rows for item in items]
-        results: list[dict[str, Array] | Refusal]
+        results: list[dict[str, Any] | Refusal]
         try:
             feeds = self._stack([item.work.feeds for item in items], sum(rows))
             fed_ns = time.perf_counter_ns()
-            outputs = runner.infer(feeds)
-            ran_ns = time.perf_counter_ns()
-            fed = next((len(one) for one in feeds.values()), None) if self.max_batch else None
-            results = list(self._split(outputs, rows, fed))
+            targets = items[0].work.targets
+            if targets is not None and isinstance(runner, Session):
+                results = [infer_on_gpu(runner, items[0].work.feeds, targets)]
+                ran_ns = time.perf_counter_ns()
+            else:
+                outputs = runner.infer(feeds)
+                ran_ns = time.perf_counter_ns()
+                fed = next((len(one) for one in feeds.values()), None) if self.max_batch else None
+                results = list(self._split(outputs, rows, fed))
             end_ns = time.perf_counter_ns()
-            self._usual_ns = max(end_ns - begin_ns, self._usual_ns * 9 // 10)
-            if end_ns - begin_ns >= SHORT_NS:
-                self._short = {}
-            elif not self._ran_short(feeds):
-                self._short = {name: _size(array) for name, array in feeds.items()}
+            if targets is None:
+                self._judge(feeds, time.thread_time_ns() - cpu_begin_ns)
             self.figures.record_execution(
                 rows, waited_ns, (fed_ns - begin_ns, ran_ns - fed_ns, end_ns - ran_ns)
             )
@@ -373,7 +421,17 @@ class QueuedModel(Model):
             results = [refusal for _ in items]
         return results
 
-    def _post(self, items: Sequence[Item], results: Sequence[dict[str, Array] | Refusal]) -> None:
+    def _judge(self, feeds: Mapping[str, Array], cpu_ns: int) -> None:
+        """Learn from the CPU time of a run what may run in the thread of the event loop."""
+        self._usual_ns = max(cpu_ns, self._usual_ns * 9 // 10)
+        if cpu_ns >= SHORT_NS:
+            if cpu_ns >= LONG_RATIO * SHORT_NS and self._ran_short(feeds):
+                self._on_cpu = False
+            self._short = {}
+        elif not self._ran_short(feeds):
+            self._short = {name: _size(array) for name, array in feeds.items()}
+
+    def _post(self, items: Sequence[Item], results: Sequence[dict[str, Any] | Refusal]) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(_deliver, items, results)
 
@@ -411,12 +469,17 @@ class QueuedModel(Model):
         ]
 
 
+def _is_plain(port: ModelPort) -> bool:
+    """True if a port has the arrays of the engine as they are."""
+    return port.datatype != BYTES and port.inner is None and not port.converted
+
+
 def _size(array: Array) -> int:
     """Return the number of elements, of texts that of their characters too."""
     return array.size + (sum(map(len, array.flat)) if array.dtype.hasobject else 0)
 
 
-def _deliver(items: Sequence[Item], results: Sequence[dict[str, Array] | Refusal]) -> None:
+def _deliver(items: Sequence[Item], results: Sequence[dict[str, Any] | Refusal]) -> None:
     for item, result in zip(items, results, strict=True):
         answer = item.work.answer
         if answer.done():  # its client has gone

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from device.errors import TandemError
+from device.runtime.cuda.device_array import DeviceArray
 
 Array = npt.NDArray[Any]
 Parameter = bool | int | float | str
@@ -93,13 +94,19 @@ BY_NUMPY = {str(row.numpy): name for name, row in DATATYPES.items() if name != B
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor on its way in or out. `place`: the shared memory that an input is to be read from,
-    or an output was written to, as (region, offset, bytes)."""
+    or an output was written to, as (region, offset, bytes). `device`: where it is on the GPU, in
+    place of `data`."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: Array
     place: tuple[str, int, int] | None = None
+    device: DeviceArray | None = None
+
+    def on_host(self) -> Array:
+        """Return the data, a copy where they are on the GPU. Raises CudaError."""
+        return self.data if self.device is None else self.device.numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,8 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """An inference: `traceparent` is that of W3C Trace Context, empty where none was sent."""
+    """An inference: `traceparent` is that of W3C Trace Context, empty where none was sent;
+    `targets`: bytes on the GPU that outputs may be written to."""
 
     model: str
     version: str
@@ -121,6 +129,7 @@ class InferRequest:
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
     traceparent: str = ""
+    targets: Mapping[str, DeviceArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

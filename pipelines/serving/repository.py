@@ -30,7 +30,7 @@ from pipelines.serving.model_config import (
     read_config,
 )
 from pipelines.serving.protocol import Refusal, Status, refuse
-from pipelines.serving.sequences import SequenceModel
+from pipelines.serving.sequences import SequenceModel, StateBudget
 
 Mode = Literal["none", "explicit", "poll"]
 
@@ -131,6 +131,7 @@ class Repository:
         self.mode = mode
         self._profile = profile
         self._max_queue = max_queue
+        self._state_budget = StateBudget()
         self._models: dict[str, dict[int, Model]] = {}
         self._states: dict[str, dict[int, tuple[str, str]]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -447,8 +448,11 @@ class Repository:
         platform = "onnxruntime_onnx" if path.suffix == ".onnx" else "tandem_engine"
         try:
             full = complete(config, source.name, platform, opened.inputs, opened.outputs)
-            kind = SequenceModel if full.HasField("sequence_batching") else QueuedModel
-            return kind(version, full, opened, source.folder, self._max_queue)
+            if full.HasField("sequence_batching"):
+                return SequenceModel(
+                    version, full, opened, source.folder, self._max_queue, budget=self._state_budget
+                )
+            return QueuedModel(version, full, opened, source.folder, self._max_queue)
         except TandemError:
             for runner in opened.runners:
                 runner.close()

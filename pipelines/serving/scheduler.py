@@ -233,6 +233,7 @@ class Scheduler:
         while (work := self._next()) is not None:
             run, batch = work
             self._deliver(batch, self._run(run, batch))
+            del work, batch  # this thread may wait for long, and tensors are not to
 
     def expire(self) -> None:
         """Refuse what has waited too long."""

@@ -1,8 +1,9 @@
 """Sequences: requests of one correlation id run one after the other, and their state is kept."""
 
 import asyncio
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -26,7 +27,7 @@ from pipelines.serving.protocol import (
 )
 
 MAX_SEQUENCES = 4096  # of a model at once
-MAX_STATE_BYTES = 1 << 28  # of all sequences of a model
+MAX_STATE_BYTES = 1 << 28  # of all sequences of a server
 EXPIRE_S = (1.0, 60.0)  # how soon idle sequences are looked for: at the least and at the most
 IDLE_US = 1_000_000  # Triton's
 INITIAL_STATES = "initial_state"  # folder of the files that sequences begin with
@@ -74,13 +75,48 @@ class SequenceState:
     ended: bool = False
 
 
+class StateBudget:
+    """The bytes of states of all sequences of a server. Models end in other threads: `lock`."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.lock = threading.RLock()
+        self._expire: dict[object, Callable[[], None]] = {}
+
+    def add(self, model: object, expire: Callable[[], None]) -> None:
+        """Let a model have sequences; `expire` forgets those that have been idle for too long."""
+        self._expire[model] = expire
+
+    def remove(self, model: object) -> None:
+        """Forget a model."""
+        with self.lock:
+            self._expire.pop(model, None)
+
+    def count(self, more: int) -> None:
+        """Count bytes. Raises Refusal: there would be too many."""
+        with self.lock:
+            if more > 0 and self.bytes + more > MAX_STATE_BYTES:
+                for expire in self._expire.values():
+                    expire()
+            if more > 0 and self.bytes + more > MAX_STATE_BYTES:
+                refuse(
+                    "the states of all sequences of this server would have"
+                    f" {self.bytes + more} bytes, and may have {MAX_STATE_BYTES}: end sequences,"
+                    " or try again later",
+                    Status.BUSY,
+                )
+            self.bytes += more
+
+
 class SequenceModel(QueuedModel):
     """A model whose requests belong to sequences; those of several share batches."""
 
     def __init__(
-        self, version: int, config: Config, opened: ModelInstances, folder: Path, max_queue: int
-    ) -> None:
-        """As QueuedModel. Raises ConfigError: controls or states do not fit."""
+        self, version: int, config: Config, opened: ModelInstances, folder: Path, max_queue: int, *,
+        budget: StateBudget,
+    ) -> None:  # fmt: skip
+        """As QueuedModel; `budget`: of all models. Raises ConfigError: controls or states do not
+        fit."""
         rows = config.sequence_batching
         if rows.iterative_sequence:
             raise ConfigError(f"model {config.name!r} has an iterative_sequence: it is not served.")
@@ -100,10 +136,11 @@ class SequenceModel(QueuedModel):
                 _check(config, "state", name, datatype, ports)
             self._initial[row.input_name] = self._first_state(config.name, row, folder)
         self._sequences: dict[Parameter, SequenceState] = {}
-        self._state_bytes = 0
+        self._budget = budget
         self._timer: asyncio.TimerHandle | None = None
         self._idle_s = (rows.max_sequence_idle_microseconds or IDLE_US) / 1e6
         super().__init__(version, config, opened, folder, max_queue)
+        budget.add(self, self._expire)
 
     def _first_state(self, model: str, row: Any, folder: Path) -> Array:  # noqa: ANN401
         initial = row.initial_state[0] if row.initial_state else None
@@ -138,9 +175,7 @@ class SequenceModel(QueuedModel):
             flags["sequence_id"] = 1
         return replace(super().sample(), parameters=flags)
 
-    async def run(
-        self, request: InferRequest, hidden: Mapping[str, Array] | None = None
-    ) -> dict[str, Array]:
+    async def run(self, request: InferRequest) -> dict[str, Array]:
         """Wait for the request before it, then run with the state that it left."""
         where, parameters = f"model {self.name!r}", request.parameters
         ident = parameters.get("sequence_id", 0)
@@ -167,7 +202,7 @@ class SequenceModel(QueuedModel):
             async with sequence.lock:
                 if sequence.ended:
                     self._refuse_unknown(ident)
-                outputs = await super().run(request, {**controls, **sequence.states})
+                outputs = await self.run_on_host(request, {**controls, **sequence.states})
                 if flags[ControlKind.END]:
                     sequence.ended = True
                     if self._sequences.get(ident) is sequence:
@@ -175,7 +210,7 @@ class SequenceModel(QueuedModel):
                 else:  # copies: an output is a row of a batch
                     states = {name: outputs[kept].copy() for name, kept in self._kept.items()}
                     if self._sequences.get(ident) is sequence:
-                        self._count_bytes(_bytes(states) - _bytes(sequence.states))
+                        self._budget.count(_bytes(states) - _bytes(sequence.states))
                     sequence.states = states
         finally:
             sequence.waiting -= 1
@@ -185,7 +220,9 @@ class SequenceModel(QueuedModel):
     def close(self) -> None:
         """As QueuedModel; sequences are forgotten."""
         super().close()
-        self._sequences = {}
+        self._budget.remove(self)
+        for ident in list(self._sequences):
+            self._forget(ident)
 
     def _sequence(self, ident: Parameter, *, starts: bool) -> SequenceState:
         """Return a sequence, a new one where it starts. Raises Refusal."""
@@ -202,7 +239,7 @@ class SequenceModel(QueuedModel):
                     " most: try again later",
                     Status.BUSY,
                 )
-            self._count_bytes(_bytes(self._initial))
+            self._budget.count(_bytes(self._initial))
             self._sequences[ident] = sequence = SequenceState(self._initial)
             if self._timer is None:
                 self._set_timer()
@@ -216,28 +253,18 @@ class SequenceModel(QueuedModel):
             " specify the START flag on the first request of the sequence"
         )
 
-    def _count_bytes(self, more: int) -> None:
-        """Count bytes of states. Raises Refusal: there would be too many."""
-        if self._state_bytes + more > MAX_STATE_BYTES:
-            self._expire()
-        if more > 0 and self._state_bytes + more > MAX_STATE_BYTES:
-            refuse(
-                f"the states of the sequences of model {self.name!r} would have"
-                f" {self._state_bytes + more} bytes, and may have {MAX_STATE_BYTES}: end sequences,"
-                " or try again later",
-                Status.BUSY,
-            )
-        self._state_bytes += more
-
     def _forget(self, ident: Parameter) -> None:
-        self._state_bytes -= _bytes(self._sequences.pop(ident).states)
+        with self._budget.lock:
+            sequence = self._sequences.pop(ident, None)
+            if sequence is not None:
+                self._budget.count(-_bytes(sequence.states))
 
     def _is_idle(self, sequence: SequenceState) -> bool:
         return not sequence.waiting and time.monotonic() - sequence.last_used_s > self._idle_s
 
     def _expire(self) -> None:
         """Forget the sequences that have been idle for too long."""
-        for ident in [key for key, one in self._sequences.items() if self._is_idle(one)]:
+        for ident in [key for key, one in list(self._sequences.items()) if self._is_idle(one)]:
             self._forget(ident)
 
     def _tick(self) -> None:

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 KEPT_BYTES = 32 * MIB  # the most that malloc.h takes for the threshold of mmap
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+GC_THRESHOLDS = (700, 10, 10)  # Python's own; the command line's are for short commands
 GRACE_S = 5.0  # what is being answered at the end may take so long
 
 _log = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ async def serving(
         from pipelines.serving.metrics import metrics_text
         from pipelines.serving.repository import Repository, scan
         from pipelines.serving.service import Service
-        from pipelines.serving.shared_memory import SystemRegions
+        from pipelines.serving.shared_memory import Regions
         from pipelines.serving.spans import Spans
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs {error.name}: {pip_install('serve')}") from error
@@ -94,7 +96,7 @@ async def serving(
         prefix = ""
     _keep_memory()
     async with AsyncExitStack() as stack:
-        regions = SystemRegions(prefix)
+        regions = Regions(prefix)
         stack.callback(regions.close)
         repository = models or Repository(
             partial(scan, options.repository),
@@ -124,6 +126,21 @@ async def serving(
         names = tuple(dict.fromkeys(model.name for model in repository.models))
         yield replace(ports, models=names, reasons=repository.reasons)
         service.ready = False
+
+
+@contextmanager
+def _collecting_often() -> Iterator[None]:
+    """Collect garbage often inside the block: each request of asyncio and grpcio leaves reference
+    cycles, which grow the process until they are collected. What start-up made is never searched
+    again, so that a collection is short."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _keep_memory() -> None:
@@ -261,5 +278,6 @@ async def serve(
     """Serve until `stop` is set. Raises TandemError."""
     check_reach(options)
     async with serving(options) as ports:
-        on_ready(ports)
-        await stop.wait()
+        with _collecting_often():
+            on_ready(ports)
+            await stop.wait()

@@ -8,7 +8,11 @@ from dataclasses import replace
 from importlib.metadata import version as installed
 from typing import Any
 
+import numpy as np
+
+from device.runtime.cuda.device_array import DeviceArray
 from pipelines.serving.codec import to_bytes
+from pipelines.serving.cuda_memory import CudaRegion
 from pipelines.serving.model_config import as_json
 from pipelines.serving.protocol import (
     InferRequest,
@@ -22,13 +26,13 @@ from pipelines.serving.protocol import (
     refuse,
 )
 from pipelines.serving.repository import Repository
-from pipelines.serving.shared_memory import Region, SystemRegions
+from pipelines.serving.shared_memory import AnyRegion, Regions
 from pipelines.serving.spans import Spans
 
 EXTENSIONS = (
-    "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
-    "model_repository(unload_dependents)", "parameters", "schedule_policy", "sequence",
-    "statistics", "system_shared_memory", "trace",
+    "binary_tensor_data", "classification", "cuda_shared_memory", "logging", "model_configuration",
+    "model_repository", "model_repository(unload_dependents)", "parameters", "schedule_policy",
+    "sequence", "statistics", "system_shared_memory", "trace",
 )  # fmt: skip
 
 # Settings that clients may read and change, with their values at the start.
@@ -54,7 +58,7 @@ class Service:
     """The server's answers; all methods are for the thread of the event loop."""
 
     def __init__(
-        self, repository: Repository, regions: SystemRegions, *, token: str = "",
+        self, repository: Repository, regions: Regions, *, token: str = "",
         max_request_bytes: int, max_in_flight_bytes: int, spans: Spans | None = None,
         name: str = "tandem",
     ) -> None:  # fmt: skip
@@ -197,8 +201,10 @@ class Service:
         shared = sum(one.place[2] for one in request.inputs if one.place is not None)
         self._count(shared, shared)
         try:
-            inputs = [self.regions.read(one) for one in request.inputs]
-            tensors = await model.infer(replace(request, inputs=inputs) if shared else request)
+            if shared or places:
+                inputs = [self.regions.read(one) for one in request.inputs]
+                request = replace(request, inputs=inputs, targets=_targets(places))
+            tensors = await model.infer(request)
         finally:
             self.release(shared)
         if places:
@@ -207,13 +213,24 @@ class Service:
             _trace_log.info("traceparent=%s model=%s", request.traceparent, model.name)
         return InferResponse(model.name, str(model.version), tensors, request.id)
 
-    def _placed(self, tensor: Tensor, place: tuple[Region, int, int] | None) -> Tensor:
+    def _placed(self, tensor: Tensor, place: tuple[AnyRegion, int, int] | None) -> Tensor:
         if place is None:
             return tensor
+        if tensor.device is not None:  # it was written there
+            return replace(tensor, place=(place[0].name, place[1], tensor.device.nbytes))
         data = to_bytes(tensor)
         self.regions.write(tensor.name, place, data)
         written = (place[0].name, place[1], data.nbytes)
         return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, written)
+
+
+def _targets(places: Mapping[str, tuple[AnyRegion, int, int]]) -> dict[str, DeviceArray]:
+    """Return the places on the GPU as arrays of bytes."""
+    return {
+        name: region.array(offset, (size,), np.dtype(np.uint8))
+        for name, (region, offset, size) in places.items()
+        if isinstance(region, CudaRegion)
+    }
 
 
 def refusal_of(error: Exception, what: str) -> Refusal:

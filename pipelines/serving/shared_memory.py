@@ -1,16 +1,21 @@
-"""Regions of shared memory that clients register: of the system, below a prefix."""
+"""Regions of shared memory that clients register: of the system, below a prefix, and of GPUs."""
 
+import asyncio
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NoReturn
 
 import numpy as np
 
+from device.runtime.cuda.driver import CudaError
 from pipelines.serving.codec import from_bytes
+from pipelines.serving.cuda_memory import CudaRegion, open_cuda_region
 from pipelines.serving.protocol import (
     BYTES,
+    DATATYPES,
     Array,
     Parameters,
     Status,
@@ -22,7 +27,8 @@ from pipelines.serving.protocol import (
 
 ROOT = Path("/dev/shm")  # where shm_open has its objects on Linux
 MAX_REGIONS = 1024
-NO_CUDA = "CUDA shared memory is not served: use system shared memory, or send the bytes"
+
+Kind = Literal["system", "cuda"]
 
 _UNREAD: Array = np.empty(0, np.uint8)
 
@@ -43,23 +49,27 @@ class Region:
             "name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size,
         }  # fmt: skip
 
+    def close(self) -> None:
+        """Close the object."""
+        os.close(self.fd)
 
-class SystemRegions:
-    """The regions by name. `prefix`: how keys must begin; None: no region is registered."""
+
+AnyRegion = Region | CudaRegion
+KINDS: Mapping[Kind, type[AnyRegion]] = {"system": Region, "cuda": CudaRegion}
+
+
+class Regions:
+    """The regions of both kinds by name. `prefix`: how keys of the system must begin; None: no
+    region is registered."""
 
     def __init__(self, prefix: str | None) -> None:
         self._prefix = prefix
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, AnyRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open an object. Raises Refusal."""
-        if self._prefix is None:
-            refuse("shared memory is off: this server answers other machines", Status.UNIMPLEMENTED)
-        where = f"shared memory region {name!r}"
-        if name in self._regions:
-            refuse(f"{where} is registered already: unregister it first", Status.EXISTS)
-        if len(self._regions) >= MAX_REGIONS:
-            refuse(f"{where}: {MAX_REGIONS} regions are registered, the most", Status.BUSY)
+        """Open an object of the system. Raises Refusal."""
+        where = self._check_new(name)
+        assert self._prefix is not None
         path = key.removeprefix("/")
         if not path.startswith(self._prefix) or "/" in path or path in {"", ".", ".."}:
             refuse(
@@ -81,26 +91,43 @@ class SystemRegions:
             raise
         self._regions[name] = region
 
-    def unregister(self, name: str) -> None:
-        """Close a region, or all with an empty name; an unknown one is no fault."""
+    async def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
+        """Open memory of a client on the GPU. Raises Refusal."""
+        self._check_new(name)
+        # The first opens the driver, which takes long.
+        region = await asyncio.to_thread(open_cuda_region, name, handle, device_id, byte_size)
+        self._check_new(name)
+        self._regions[name] = region
+
+    def _check_new(self, name: str) -> str:
+        """Return what a region is called. Raises Refusal: it cannot be registered."""
+        if self._prefix is None:
+            refuse("shared memory is off: this server answers other machines", Status.UNIMPLEMENTED)
+        where = f"shared memory region {name!r}"
+        if name in self._regions:
+            refuse(f"{where} is registered already: unregister it first", Status.EXISTS)
+        if len(self._regions) >= MAX_REGIONS:
+            refuse(f"{where}: {MAX_REGIONS} regions are registered, the most", Status.BUSY)
+        return where
+
+    def unregister(self, name: str, kind: Kind = "system") -> None:
+        """Close a region, or all of a kind with an empty name; an unknown one is no fault."""
         for one in [name] if name else list(self._regions):
-            region = self._regions.pop(one, None)
-            if region is not None:
-                os.close(region.fd)
+            if isinstance(self._regions.get(one), KINDS[kind]):
+                self._regions.pop(one).close()
 
-    def status(self, name: str) -> Mapping[str, Region]:
-        """Return the regions, or the one of a name. Raises Refusal: it is not registered."""
-        if not name:
-            return self._regions
-        return {name: self.find(name)}
+    def status(self, name: str, kind: Kind = "system") -> Mapping[str, AnyRegion]:
+        """Return the regions of a kind, or the one of a name. Raises Refusal: it is not
+        registered."""
+        rows = {key: one for key, one in self._regions.items() if isinstance(one, KINDS[kind])}
+        if name and name not in rows:
+            _refuse_unknown(name, f"{kind} ")
+        return {name: rows[name]} if name else rows
 
-    def find(self, name: str) -> Region:
+    def find(self, name: str) -> AnyRegion:
         """Return a region. Raises Refusal."""
         if name not in self._regions:
-            refuse(
-                f"Unable to find system shared memory region: {name!r} is not registered",
-                Status.NOT_FOUND,
-            )
+            _refuse_unknown(name)
         return self._regions[name]
 
     def input(
@@ -113,12 +140,22 @@ class SystemRegions:
         return Tensor(name, datatype, shape, _UNREAD, (region.name, offset, size))
 
     def read(self, tensor: Tensor) -> Tensor:
-        """Return an input with its data. They are copied: the client may shrink the object, and a
-        mapping of what has gone would end this process. Raises Refusal."""
+        """Return an input with its data. Those of the system are copied: the client may shrink the
+        object, and a mapping of what has gone would end this process. Numbers on the GPU stay
+        there. Raises Refusal."""
         if tensor.place is None:
             return tensor
         name, offset, size = tensor.place
         region = self.find(name)
+        if isinstance(region, CudaRegion):
+            if tensor.datatype != BYTES and size:
+                dtype = DATATYPES[tensor.datatype].numpy
+                return replace(tensor, device=region.array(offset, tensor.shape, dtype))
+            try:
+                data = region.read(offset, size) if size else b""
+            except CudaError as error:
+                refuse(f"input {tensor.name!r} cannot be read: {error}", Status.INTERNAL)
+            return from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
         data = os.pread(region.fd, size, region.offset + offset)
         if len(data) != size:
             refuse(
@@ -127,7 +164,7 @@ class SystemRegions:
             )
         return from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
 
-    def place(self, where: str, parameters: Parameters) -> tuple[Region, int, int]:
+    def place(self, where: str, parameters: Parameters) -> tuple[AnyRegion, int, int]:
         """Return the region, offset and size that parameters name. Raises Refusal."""
         region = self.find(str(parameters["shared_memory_region"]))
         size = whole(parameters, "shared_memory_byte_size", where)
@@ -139,7 +176,7 @@ class SystemRegions:
             )
         return region, offset, size
 
-    def write(self, tensor: str, place: tuple[Region, int, int], data: memoryview) -> None:
+    def write(self, tensor: str, place: tuple[AnyRegion, int, int], data: memoryview) -> None:
         """Write an output. Raises Refusal: it does not fit, or the region has gone."""
         region, offset, size = place
         if self._regions.get(region.name) is not region:
@@ -153,6 +190,12 @@ class SystemRegions:
                 f"output {tensor!r} has {data.nbytes} bytes; {size} were given in shared memory"
                 f" region {region.name!r}"
             )
+        if isinstance(region, CudaRegion):
+            try:
+                region.write(offset, data)
+            except CudaError as error:
+                refuse(f"output {tensor!r} cannot be written: {error}", Status.INTERNAL)
+            return
         _check_size(region)
         try:
             written = os.pwrite(region.fd, data, region.offset + offset)
@@ -169,7 +212,14 @@ class SystemRegions:
 
     def close(self) -> None:
         """Close all regions."""
-        self.unregister("")
+        for kind in KINDS:
+            self.unregister("", kind)
+
+
+def _refuse_unknown(name: str, kind: str = "") -> NoReturn:
+    refuse(
+        f"Unable to find {kind}shared memory region: {name!r} is not registered", Status.NOT_FOUND
+    )
 
 
 def _check_size(region: Region) -> None:

@@ -31,7 +31,7 @@ from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import Port, parse_config
 from pipelines.serving.protocol import Parameters, Refusal, Status, Tensor, whole
 from pipelines.serving.service import Service
-from pipelines.serving.shared_memory import SystemRegions
+from pipelines.serving.shared_memory import Regions
 
 
 class Transport:
@@ -267,10 +267,10 @@ def test_faults_of_grpc_clients_are_sentences(
 
 
 @pytest.fixture
-def region() -> Iterator[tuple[SystemRegions, Path]]:
+def region() -> Iterator[tuple[Regions, Path]]:
     path = Path(f"/dev/shm/tandem-test-{os.getpid()}")
     path.write_bytes(bytes(4096))
-    regions = SystemRegions("")
+    regions = Regions("")
     regions.register("r", path.name, 0, 4096)
     yield regions, path
     regions.close()
@@ -278,7 +278,7 @@ def region() -> Iterator[tuple[SystemRegions, Path]]:
 
 
 def test_an_input_is_not_read_before_its_size_fits(
-    region: tuple[SystemRegions, Path], monkeypatch: pytest.MonkeyPatch
+    region: tuple[Regions, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pread")
     row: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 4096}
@@ -286,7 +286,7 @@ def test_an_input_is_not_read_before_its_size_fits(
         region[0].input("x", "FP32", (2,), row)
 
 
-def test_inputs_in_shared_memory_are_held(region: tuple[SystemRegions, Path]) -> None:
+def test_inputs_in_shared_memory_are_held(region: tuple[Regions, Path]) -> None:
     row: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 4096}
 
     async def run() -> None:
@@ -308,7 +308,7 @@ def test_inputs_in_shared_memory_are_held(region: tuple[SystemRegions, Path]) ->
 
 
 def test_an_output_goes_only_to_the_region_that_was_asked_for(
-    region: tuple[SystemRegions, Path],
+    region: tuple[Regions, Path],
 ) -> None:
     regions, path = region
     row: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
@@ -321,7 +321,7 @@ def test_an_output_goes_only_to_the_region_that_was_asked_for(
 
 
 def test_a_full_shared_memory_is_a_refusal(
-    region: tuple[SystemRegions, Path], monkeypatch: pytest.MonkeyPatch
+    region: tuple[Regions, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -401,6 +401,31 @@ def test_only_sizes_that_were_quick_run_in_the_loop(monkeypatch: pytest.MonkeyPa
 
     asyncio.run(run())
     assert runner.in_loop == [2, 9, 2]
+
+
+class ByValue(OnCpu):
+    """An instance that takes the CPU milliseconds that its input says."""
+
+    def infer(self, feeds: Any, /) -> Any:
+        end_ns = time.thread_time_ns() + int(feeds["x"][0] * 1e6)
+        while time.thread_time_ns() < end_ns:
+            pass
+        return super().infer(feeds)
+
+
+def test_what_costs_by_its_values_leaves_the_loop_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.serving.model.SHORT_NS", 20_000_000)
+    runner = ByValue()
+
+    async def run() -> None:
+        text = 'input { name: "x" data_type: TYPE_FP32 dims: -1 }'
+        with sleeping_model(runner, text, (None,)) as model:
+            for cpu_ms in (0, 0, 0, 200, *[0] * 60):  # the usual time is short again after 36
+                data = np.full(1, cpu_ms, np.float32)
+                await model.infer(replace(model.sample(), inputs=[Tensor("x", "FP32", (1,), data)]))
+
+    asyncio.run(run())
+    assert len(runner.in_loop) == 3  # the second, the third and the long one
 
 
 def test_a_reshape_that_cannot_be_is_refused() -> None:

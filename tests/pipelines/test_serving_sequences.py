@@ -166,9 +166,9 @@ def test_a_stream_of_sequences_keeps_their_order(ports: Ports) -> None:
                     sequence_start=step == 0, sequence_end=step == 5,
                 )  # fmt: skip
         client.stop_stream()
-    for ident in ("11", "12"):
-        sums = [one.as_numpy("OUTPUT")[0, 0] for one in answers if one.get_response().id == ident]
-        assert sums == [100 * int(ident) + total for total in (0, 1, 3, 6, 10, 15)]
+    for key in ("11", "12"):
+        sums = [one.as_numpy("OUTPUT")[0, 0] for one in answers if one.get_response().id == key]
+        assert sums == [100 * int(key) + total for total in (0, 1, 3, 6, 10, 15)]
 
 
 def test_sequences_of_many_clients_share_batches(tmp_path: Path) -> None:
@@ -269,6 +269,34 @@ def test_states_are_rows_of_their_own_and_their_bytes_are_limited(
     with_sums(tmp_path, check, HOUR)
 
 
+def test_the_states_of_all_models_have_one_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "MAX_STATE_BYTES", 8)
+    for name, idle in (("sums", HOUR), ("others", "1")):
+        text = f"max_sequence_idle_microseconds: {idle} {CONTROLS} {STATE % ''}"
+        accumulator(tmp_path, name, text)
+
+    async def run() -> None:
+        models = Repository(partial(scan, tmp_path), "explicit")
+        await models.load_all(("*",))
+        sums, others = models.find("sums"), models.find("others")
+        assert isinstance(sums, SequenceModel)
+        assert isinstance(others, SequenceModel)
+        await answer_of(sums, in_sequence(1, start=True))
+        await answer_of(others, in_sequence(1, start=True))
+        await answer_of(sums, in_sequence(2, start=True))  # the idle one of the other goes
+        assert others._sequences == {}
+        with pytest.raises(Refusal, match="of this server would have 12 bytes, and may have 8"):
+            await others.infer(in_sequence(1, start=True))
+        await models.unload("sums")
+        await answer_of(others, in_sequence(1, start=True))
+        assert others._budget.bytes == 4
+        await models.close()
+
+    asyncio.run(run())
+
+
 def test_idle_sequences_are_forgotten_without_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +309,7 @@ def test_idle_sequences_are_forgotten_without_a_request(
         while model._sequences:
             assert time.monotonic() < end_s
             await asyncio.sleep(0.01)
-        assert model._state_bytes == 0
+        assert model._budget.bytes == 0
 
     with_sums(tmp_path, check, "200000")
 

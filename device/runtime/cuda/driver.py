@@ -41,6 +41,12 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
+class IpcMemoryHandle(ctypes.Structure):
+    """CUipcMemHandle: names memory of one process to others of the machine."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (POINTER(c_int),),
@@ -60,6 +66,8 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuMemHostAlloc": (POINTER(_HANDLE), c_size_t, c_uint),
     "cuMemHostGetDevicePointer_v2": (POINTER(_ADDRESS), c_void_p, c_uint),
     "cuMemFreeHost": (c_void_p,),
+    "cuIpcOpenMemHandle_v2": (POINTER(_ADDRESS), IpcMemoryHandle, c_uint),
+    "cuIpcCloseMemHandle": (_ADDRESS,),
     "cuMemsetD8_v2": (_ADDRESS, ctypes.c_ubyte, c_size_t),
     "cuMemcpyHtoD_v2": (_ADDRESS, c_void_p, c_size_t),
     "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, _HANDLE),
@@ -109,6 +117,7 @@ STREAM_NON_BLOCKING = 1
 CAPTURE_RELAXED = 2
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 EVENT_DISABLE_TIMING = 2
+IPC_LAZY_PEER_ACCESS = 1
 POINTER_CONTEXT = 1
 POINTER_MEMORY_TYPE = 2
 POINTER_DEVICE = 9

@@ -11,7 +11,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from ctypes import byref, c_void_p
 
 from device.runtime.cuda.context import Context, Stream
-from device.runtime.cuda.driver import EVENT_DISABLE_TIMING, CudaError, load_driver
+from device.runtime.cuda.driver import (
+    EVENT_DISABLE_TIMING,
+    IPC_LAZY_PEER_ACCESS,
+    POINTER_RANGE_BYTES,
+    POINTER_RANGE_START,
+    CudaError,
+    IpcMemoryHandle,
+    load_driver,
+)
 
 
 class CallersContext(AbstractContextManager[None]):
@@ -65,16 +73,44 @@ class DeviceMemory:
         self.address = address.value
         self.bytes = size
         # At the end of the process the driver frees all of it.
-        weakref.finalize(self, _free, address, context).atexit = False
+        weakref.finalize(self, _release, "cuMemFree_v2", address, context).atexit = False
 
 
-def _free(address: ctypes.c_uint64, context: c_void_p) -> None:
+def _release(call: str, address: ctypes.c_uint64, context: c_void_p) -> None:
     driver = load_driver()
     # After a fault on the GPU every call fails; that error was raised when it was seen.
     with suppress(CudaError), CallersContext():
         driver.call("cuCtxSetCurrent", context)
-        driver.call("cuMemFree_v2", address)
+        driver.call(call, address)
         driver.call("cuDevicePrimaryCtxRelease_v2", 0)
+
+
+class ImportedMemory:
+    """Memory on GPU 0 of another process, closed with the last reference: then the GPU has done all
+    work on it."""
+
+    __slots__ = ("__weakref__", "address", "bytes")
+
+    def __init__(self, handle: bytes) -> None:
+        """Open a handle of cuIpcGetMemHandle, which has 64 bytes; raises CudaError."""
+        driver, address, context = load_driver(), ctypes.c_uint64(), c_void_p()
+        with CallersContext():
+            driver.call("cuDevicePrimaryCtxRetain", byref(context), 0)
+            driver.call("cuCtxSetCurrent", context)
+            try:
+                driver.call(
+                    "cuIpcOpenMemHandle_v2", byref(address),
+                    IpcMemoryHandle.from_buffer_copy(handle), IPC_LAZY_PEER_ACCESS,
+                )  # fmt: skip
+            except CudaError:
+                driver.call("cuDevicePrimaryCtxRelease_v2", 0)
+                raise
+            weakref.finalize(self, _release, "cuIpcCloseMemHandle", address, context).atexit = False
+            start, size = ctypes.c_uint64(), ctypes.c_uint64()
+            for value, attribute in ((start, POINTER_RANGE_START), (size, POINTER_RANGE_BYTES)):
+                driver.call("cuPointerGetAttribute", ctypes.addressof(value), attribute, address)
+        self.address = address.value
+        self.bytes = start.value + size.value - address.value
 
 
 class Event:
