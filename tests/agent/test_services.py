@@ -30,6 +30,12 @@ def get(port: int, path: str) -> str:
         return str(answer.read().decode())
 
 
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "double" in get(port, "/v1/models")
+    return False
+
+
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     until_s = time.monotonic() + WAIT_S
     while not condition():
@@ -63,6 +69,8 @@ def test_a_healthy_service_becomes_live_and_a_sick_one_is_rolled_back(
     child = int(get(port, "/child"))
     assert services.box.terminate() == 0
     wait_for(lambda: not is_alive(child), "the tree ends with the agent")
+    services.box.start()  # which sets the rights of its files
+    wait_for(lambda: answers(port), "the service runs again")
 
 
 def test_a_live_service_that_holds_too_much_is_ended_and_starts_again(
