@@ -298,7 +298,7 @@ class Updater:
         least = self._policy.min_golden_agreement
         if least is not None and (service := self._service(effect)) is not None:
             LOG.warning("min_golden_agreement is left out: %s is a service", service)
-            return v.Checked("golden")
+            return v.Checked("golden", skipped=True)
         try:
             if self._golden is not None and self._golden.start(self._folder(effect), least):
                 return None
