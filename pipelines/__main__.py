@@ -35,6 +35,7 @@ from device.errors import PipelineError, TandemError
 from device.protocol.messages import ChildMessage, Failure
 from device.protocol.tls import TlsFiles
 from device.runtime.session import Session
+from device.update.admission import NO_SERVICES
 from device.update.bundle import PIPELINE
 from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.gstreamer import shell_variables
@@ -90,6 +91,13 @@ def _run(
         from pipelines.serving.release import run_release
 
         run_release(config, folder, options.profile, emit, stop)
+        return
+    if config.kind == "service":
+        from pipelines.service import run_service
+
+        if options.services == "false":
+            raise PipelineError(NO_SERVICES.format(name=config.name))
+        run_service(config, folder, emit, stop)
         return
     # Here, so that a missing OpenCV is a Failure message too.
     from pipelines.open_models import bundle_files, open_models
@@ -256,6 +264,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--data-mb", type=_positive, default=1024, metavar="N", help="quota of that folder in MiB"
+    )
+    parser.add_argument(
+        "--services",
+        choices=("true", "false"),
+        default="true",
+        help="whether a pipeline of kind service may run its program",
     )
     parser.add_argument(
         "--tap", type=Path, metavar="FILE", help="socket on which a shadow may ask for frames"

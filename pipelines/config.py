@@ -21,6 +21,7 @@ from pipelines.model_config import (
     followed_of,
     with_inherited,
 )
+from pipelines.service_config import ServiceConfig
 from pipelines.sink_config import MqttSink, SerialSink, SinkConfig, resource_of
 from pipelines.track_config import LineConfig, RoiConfig, TrackerConfig, ZoneConfig
 from pipelines.value import Name, Positive, PositiveFloat
@@ -59,7 +60,11 @@ class SourceConfig(_Value, frozen=True, kw_only=True):
     max_hz: PositiveFloat | UnsetType = UNSET
 
 
-SERVED = ("name", "kind", "serve", "engine", "labels", "models")  # keys of kind "serve"
+# Kind without frames -> its keys.
+FRAMELESS: Mapping[str, tuple[str, ...]] = {
+    "serve": ("name", "kind", "serve", "engine", "labels", "models"),
+    "service": ("name", "kind", "service"),
+}
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -87,7 +92,8 @@ class ServeConfig(_Value, frozen=True, kw_only=True):
 class PipelineConfig(_Value, frozen=True, kw_only=True):
     """pipeline.toml: sources that share models, what to follow, any sinks.
 
-    `kind` "serve": no frames, but requests of clients, which `serve` says more of.
+    `kind` "serve": no frames, but requests of clients, which `serve` says more of; "service": the
+    program of another runtime, `service`.
 
     One source is `source`; several are `sources`, each with an `id`. One model is `preprocess` and
     `decode`, with `engine` and `labels` if no command line names these files; several are `models`,
@@ -96,8 +102,9 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     """
 
     name: str
-    kind: Literal["frames", "serve"] = "frames"
+    kind: Literal["frames", "serve", "service"] = "frames"
     serve: ServeConfig | UnsetType = UNSET
+    service: ServiceConfig | UnsetType = UNSET
     source: SourceConfig | UnsetType = UNSET
     sources: tuple[SourceConfig, ...] = ()
     batch: Positive | UnsetType = UNSET
@@ -116,17 +123,20 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise ValueError unless there is a source, a name for each of several, models that go
         together, and sinks know whom they speak of."""
-        if self.kind == "serve":
-            self._check_served()
-        elif self.serve is not UNSET:
-            raise ValueError('[serve] belongs to `kind = "serve"`: add that, or remove it')
-        else:
-            self._check_frames()
+        if self.kind in FRAMELESS:
+            self._check_frameless(FRAMELESS[self.kind])
+            return
+        for kind in FRAMELESS:
+            if getattr(self, kind) is not UNSET:
+                raise ValueError(f'[{kind}] belongs to `kind = "{kind}"`: add that, or remove it')
+        self._check_frames()
 
-    def _check_served(self) -> None:
-        keys = self.__struct_fields__
-        if extra := [key for key in keys if getattr(self, key) and key not in SERVED]:
-            raise ValueError(f'a pipeline of kind "serve" has no {extra[0]!r}: remove it')
+    def _check_frameless(self, keys: Sequence[str]) -> None:
+        own = self.__struct_fields__
+        if extra := [key for key in own if getattr(self, key) and key not in keys]:
+            raise ValueError(f'a pipeline of kind "{self.kind}" has no {extra[0]!r}: remove it')
+        if self.kind == "service" and self.service is UNSET:
+            raise ValueError('a pipeline of kind "service" needs [service]: add it')
 
     def _check_frames(self) -> None:
         if (self.source is UNSET) == (not self.sources):

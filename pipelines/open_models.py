@@ -20,6 +20,7 @@ from device.runtime.session import Session
 from device.update.bundle import ENGINE, INFO, LABELS, BundleModel, read_folder_info
 from pipelines.config import PipelineConfig, PipelineModel, load_labels
 from pipelines.runtime.network import Model, SessionHandle
+from pipelines.service_config import no_service
 
 
 class Opener(Protocol):
@@ -53,6 +54,7 @@ def files_of(
     `labels` those of the first model. Raises ConfigError: a file is not named, or a name is of no
     model.
     """
+    no_service(config.kind, config.name)
     engines = engines or {}
     check_names(config, engines)
     first = _first_names(config)
@@ -89,6 +91,7 @@ def bundle_files(
     `engines` and `labels` replace them as in `files_of`; `pipeline`: that file, if it is another
     than the folder's. Raises ConfigError as that does, and BundleError: bundle.json is damaged.
     """
+    no_service(config.kind, config.name)
     members = _members(folder)
     engines = engines or {}
     if not members:

@@ -56,13 +56,15 @@ class PipelineTable(Table, frozen=True, kw_only=True):
     `stall_s`: without a heartbeat for so long (or three times its first inference, or what its
     frames take) it is killed and started again. `start_s`: so long it may take to load.
     `memory_mb`: MiB that it and what it starts may hold; None: three quarters of what the machine
-    or the service has. `data_mb`: MiB that the sinks of a release may write.
+    or the service has. `data_mb`: MiB that the sinks of a release may write. `services`: releases
+    may bring programs of other runtimes, which run as this agent's user.
     """
 
     stall_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 2.0
     start_s: Seconds = 120.0
     memory_mb: Annotated[int, Meta(ge=16)] | None = None
     data_mb: Annotated[int, Meta(ge=1)] = 1024
+    services: bool = False
 
 
 class PrepareTable(Table, frozen=True, kw_only=True):

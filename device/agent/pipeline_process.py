@@ -60,6 +60,7 @@ PIPELINE = ProcessRow(
         *("--mqtt-port", "{mqtt_port}"),
         *("--topic-prefix", "{topic_prefix}"),
         *("--data", "{data}", "--data-mb", "{data_mb}"),
+        *("--services", "{services}"),
         *("--tap", "{tap}"),
         "--wait-for-source",
     ),

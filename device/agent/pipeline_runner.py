@@ -264,6 +264,7 @@ class PipelineRunner:
             "topic_prefix": self._topic_prefix,
             "data": str(Path(config.state_dir) / DATA),
             "data_mb": str(config.pipeline.data_mb),
+            "services": "true" if config.pipeline.services else "false",
             "tap": str(Path(config.state_dir) / TAP),
         }
         row = self._row

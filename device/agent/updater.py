@@ -29,8 +29,9 @@ from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Updat
 from device.protocol.messages import Shadow
 from device.trust.exchange import Verdict
 from device.update import events as v
-from device.update.admission import BoardState
+from device.update.admission import NO_SERVICES, BoardState
 from device.update.boot import with_whole_active
+from device.update.bundle import read_folder_info
 from device.update.machine import step
 from device.update.slot_store import SlotStore
 from device.update.slots import SlotState
@@ -67,6 +68,7 @@ class Updater:
         `local_time`: of the device.
         """
         self._config = config.update
+        self._services = config.pipeline.services
         self._setup = v.Setup(config.profile, config.update)
         self._state = v.State()
         self._store = store
@@ -275,11 +277,28 @@ class Updater:
         return v.Notice("whole") if effect.word == "verify" else v.Notice("fall_back", effect.text)
 
     def _prepare(self, effect: v.Do) -> v.Event:
+        """Prepare a release; a service has nothing to prepare, and is refused here if this board
+        runs none: what is live goes on."""
+        service = self._service(effect)
+        if service is not None:
+            refused = None if self._services else NO_SERVICES.format(name=service)
+            return v.Checked("preparation", refused)
         runs = self._preparation is not None and self._preparation.start(self._folder(effect))
         return v.Notice("preparation_runs") if runs else v.Checked("preparation")
 
+    def _service(self, effect: v.Do) -> str | None:
+        """Return the name of the release in a slot if it is a service."""
+        try:
+            info = read_folder_info(self._folder(effect))
+        except BundleError:  # the slot is verified before each trial
+            return None
+        return info.name if info.is_service else None
+
     def _run_golden(self, effect: v.Do) -> v.Event | None:
         least = self._policy.min_golden_agreement
+        if least is not None and (service := self._service(effect)) is not None:
+            LOG.warning("min_golden_agreement is left out: %s is a service", service)
+            return v.Checked("golden", skipped=True)
         try:
             if self._golden is not None and self._golden.start(self._folder(effect), least):
                 return None

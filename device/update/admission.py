@@ -16,6 +16,10 @@ REQUIREMENTS: Mapping[str, str] = {
     "dla_cores": "DLA cores",
     "memory_mb": "MB of memory",
 }
+NO_SERVICES = (
+    "{name} is a service, a program of another runtime, which this board does not run: set"
+    " services = true in [pipeline] of its agent.toml if releases may bring programs"
+)
 FLOOR = "min_version_floor"
 REQUIRES = "requires"
 _MIB = 1024**2

@@ -11,13 +11,22 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
 from device.errors import BundleError, BundleReadError
 from device.files import UnfitFileError, open_to_read, replacing, sync_folder, write_synced
-from device.update.bundle_info import BomWriter, BundleFacts, BundleInfo, Golden, GoldenLimit
+from device.update.bundle_info import (
+    ONE_MODEL,
+    SERVICE,
+    SEVERAL_MODELS,
+    BomWriter,
+    BundleFacts,
+    BundleInfo,
+    Golden,
+    GoldenLimit,
+)
 from device.update.members import (
     BOM,
     ENGINE,
@@ -30,6 +39,7 @@ from device.update.members import (
     BundleFile,
     BundleModel,
     ModelSource,
+    check_payload,
     describe_file,
     expected_members,
     member_limit,
@@ -62,9 +72,10 @@ __all__ = [
     "verify_folder",
     "write_bundle",
     "write_bundle_of_models",
+    "write_bundle_of_service",
 ]
 
-ONE_MODEL, SEVERAL_MODELS = 1, 2  # formats
+FORMATS = (ONE_MODEL, SEVERAL_MODELS, SERVICE)
 MAX_INFO_BYTES = 64 * 1024
 
 # What opening a file says of the files themselves; any other error is of the disk or the system.
@@ -95,7 +106,10 @@ def write_bundle(
     sources = {ENGINE: engine, PIPELINE: pipeline, LABELS: labels}
     if golden is not None:
         sources[GOLDEN] = golden
-    return _write(out, sources, (), (name, version, profile), facts, bom)
+    info = BundleInfo(
+        format=ONE_MODEL, name=name, version=version, profile=profile, files=(), **_stated(facts)
+    )
+    return _write(out, sources, info, bom)
 
 
 def write_bundle_of_models(
@@ -114,30 +128,49 @@ def write_bundle_of_models(
         rows, members = models_of(models)
     except OSError as error:
         raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
-    return _write(out, {**members, PIPELINE: pipeline}, rows, (name, version, profile), facts, bom)
+    info = BundleInfo(
+        format=SEVERAL_MODELS, name=name, version=version, profile=profile, files=(), models=rows,
+        **_stated(facts),
+    )  # fmt: skip
+    return _write(out, {**members, PIPELINE: pipeline}, info, bom)
 
 
-def _write(  # noqa: PLR0917  (one row of a bundle each)
+def write_bundle_of_service(
     out: Path,
-    sources: Mapping[str, Path],
-    models: tuple[BundleModel, ...],
-    names: tuple[str, str, str],
-    facts: BundleFacts | None,
-    bom: BomWriter | None,
+    *,
+    payload: Mapping[str, Path],
+    executables: tuple[str, ...],
+    pipeline: Path,
+    name: str,
+    version: str,
+    profile: str,
+    facts: BundleFacts | None = None,
+    bom: BomWriter | None = None,
 ) -> BundleInfo:
-    """`sources`: the file of each member, in order; `names`: name, version and profile."""
-    name, version, profile = names
+    """Write a bundle of a program of another runtime, as `write_bundle` does.
+
+    `payload`: the file of each member, in the order of their names; `executables`: those that are
+    programs.
+    """
+    check_payload(tuple(payload), out)
+    info = BundleInfo(
+        format=SERVICE, name=name, version=version, profile=profile, files=(),
+        executables=executables, **_stated(facts),
+    )  # fmt: skip
+    return _write(out, {PIPELINE: pipeline, **payload}, info, bom)
+
+
+def _stated(facts: BundleFacts | None) -> dict[str, Any]:
+    return msgspec.structs.asdict(facts or BundleFacts())
+
+
+def _write(
+    out: Path, sources: Mapping[str, Path], info: BundleInfo, bom: BomWriter | None
+) -> BundleInfo:
+    """`sources`: the file of each member, in order; `info`: all that is said of it but these."""
     try:
         files = tuple(describe_file(member, path) for member, path in sources.items())
-        info = BundleInfo(
-            format=SEVERAL_MODELS if models else ONE_MODEL,
-            name=name,
-            version=version,
-            profile=profile,
-            files=files,
-            models=models,
-            **msgspec.structs.asdict(facts or BundleFacts()),
-        )
+        info = msgspec.structs.replace(info, files=files)
         if bom is not None:
             sources = {**sources, BOM: bom(info)}
             files = (*files, describe_file(BOM, sources[BOM]))
@@ -171,9 +204,15 @@ def extract_bundle(path: Path, into: Path) -> BundleInfo:
             _check_length(file, info, path)
             write_synced(into / INFO, [msgspec.json.encode(info)], 0o600)
             for entry in info.files:
-                write_synced(into / entry.name, _member(file, entry, path), 0o600)
+                mode = 0o700 if entry.name in info.executables else 0o600
+                (into / entry.name).parent.mkdir(0o700, parents=True, exist_ok=True)
+                write_synced(into / entry.name, _member(file, entry, path), mode)
             _check_end(file, path)
-        sync_folder(into)
+        for folder in {(into / entry.name).parent for entry in info.files}:
+            for unpacked in (folder, *folder.parents):
+                sync_folder(unpacked)
+                if unpacked == into:
+                    break
     except OSError as error:
         raise BundleError(f"cannot unpack {path} into {into}: {_os_reason(error)}") from error
     return info
@@ -255,10 +294,10 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
         info = msgspec.json.decode(blob, type=BundleInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{INFO} of {where} is damaged: {error}") from error
-    if info.format not in (ONE_MODEL, SEVERAL_MODELS):
+    if info.format not in FORMATS:
         raise BundleError(
-            f"{where} has bundle format {info.format}, this version reads {ONE_MODEL} and "
-            f"{SEVERAL_MODELS}: use the version of Tandem that wrote it"
+            f"{where} has bundle format {info.format}, this version reads "
+            f"{', '.join(map(str, FORMATS))}: use the version of Tandem that wrote it"
         )
     if (info.format == SEVERAL_MODELS) != bool(info.models):
         raise BundleError(f"{where} has bundle format {info.format} and {len(info.models)} models")
@@ -274,7 +313,17 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
 def _check_members(info: BundleInfo, where: Path) -> None:
     """Raise BundleError unless the members are those of the models, and none is too large."""
     names = tuple(entry.name for entry in info.files)
-    expected = expected_members(info.models, where, golden=info.golden is not None)
+    if info.is_service:
+        if info.golden is not None:
+            raise BundleError(f"{where} is a service, and has golden inputs")
+        payload = tuple(name for name in names if name not in (PIPELINE, BOM))
+        check_payload(payload, where)
+        expected: tuple[str, ...] = (PIPELINE, *payload)
+    else:
+        payload = ()
+        expected = expected_members(info.models, where, golden=info.golden is not None)
+    if strangers := [name for name in info.executables if name not in payload]:
+        raise BundleError(f"{where} names {strangers[0]!r} as a program, which it does not hold")
     if names not in (expected, (*expected, BOM)):
         raise BundleError(f"{where} names the members {names!r}, expected {expected!r}")
     if info.golden is not None and info.golden.limits:

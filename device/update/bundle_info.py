@@ -17,6 +17,7 @@ from device.update.members import (
     Text,
 )
 
+ONE_MODEL, SEVERAL_MODELS, SERVICE = 1, 2, 4  # formats
 BomWriter = Callable[["BundleInfo"], Path]
 """Gets what the bundle says of itself and its other members; returns the file that it wrote."""
 
@@ -53,7 +54,8 @@ class BundleInfo(
 ):
     """bundle.json: what the bundle is, which profile its engines are for, and its members.
 
-    What follows may be missing. `models`: several, by the names of pipeline.toml. `hashes`: the
+    What follows may be missing. `models`: several, by the names of pipeline.toml. `executables`:
+    the files of a service's payload that are programs. `hashes`: the
     SHA-256 of what it was made of, by "model", "data" and "table". `metrics`: what was measured of
     it, `measured_by`: how. Of several models the keys of these begin with the model's name and a
     dot. `requires`: the least that a board must have (`device.update.admission`).
@@ -66,6 +68,7 @@ class BundleInfo(
     profile: Text
     files: tuple[BundleFile, ...]
     models: tuple[BundleModel, ...] = ()
+    executables: tuple[str, ...] = ()
     golden: Golden | None = None
     hashes: dict[Text, Sha256] = {}
     metrics: dict[Text, float] = {}
@@ -75,9 +78,15 @@ class BundleInfo(
     min_version_floor: str = ""
 
     @property
+    def is_service(self) -> bool:
+        """Whether it holds a program of another runtime."""
+        return self.format == SERVICE
+
+    @property
     def runs(self) -> tuple[BundleModel, ...]:
-        """The engines, each with its labels and golden inputs; the name of an only one is empty."""
-        if self.models:
+        """The engines, each with its labels and golden inputs; the name of an only one is empty.
+        A service has none."""
+        if self.models or self.is_service:
             return self.models
         golden = GOLDEN if self.golden else ""
         return (BundleModel(name="", engine=ENGINE, labels=LABELS, golden=golden),)

@@ -66,9 +66,10 @@ class State:
     `desired`: what the device shall run, None: not known; `verdict`: what its signatures say;
     `sideloaded`: somebody brought it to the board. `update`: the report on it. `preparing`,
     `prepared`, `golden_of`: SHA-256 of the release whose segments are finished, and were, and whose
-    golden inputs ran; `golden_agreement` None: not to their end. `shadow`: the request of the
-    release that runs beside the live one. `trial` was last looked at at `looked_s`; `endless`: it
-    has not harmed the agent. `commit_at_s`: when a commit that found no room is tried again.
+    golden inputs ran; `golden_agreement` None: not to their end; `golden_skipped`: it can have
+    none. `shadow`: the request of the release that runs beside the live one. `trial` was last
+    looked at at `looked_s`; `endless`: it has not harmed the agent. `commit_at_s`: when a commit
+    that found no room is tried again.
     `source_worked`: the release before had frames when a postponed one was tried.
     """
 
@@ -83,6 +84,7 @@ class State:
     golden_of: str = ""
     golden_runs: bool = False
     golden_agreement: float | None = None
+    golden_skipped: bool = False
     shadow: str = ""
     trial: Trial | None = None
     looked_s: float = 0.0
@@ -151,7 +153,8 @@ class Checked:
     """A check of a release before its trial has ended.
 
     `problem`: why the release must not be tried; `passing`: the system is to blame, and another try
-    may go well. `built`: segments that were not there before. `frames` were compared in shadow.
+    may go well. `skipped`: the release can have no golden inputs. `built`: segments that were not
+    there before. `frames` were compared in shadow.
     """
 
     check: Literal["preparation", "golden", "shadow"]
@@ -160,6 +163,7 @@ class Checked:
     agreement: float | None = None
     frames: int = 0
     built: bool = False
+    skipped: bool = False
 
 
 Event = Notice | DesiredSet | Compared | Observed | Fetched | Checked

@@ -11,10 +11,17 @@ from dataclasses import dataclass
 import msgspec
 
 from device.update.byte_source import ByteSource
-from device.update.members import ENGINE, ENGINE_SUFFIX, MAX_MODELS, SUFFIXES
+from device.update.members import (
+    ENGINE,
+    ENGINE_SUFFIX,
+    MAX_MODELS,
+    MAX_PAYLOAD_FILES,
+    SUFFIXES,
+)
 
 TAR_BLOCK = 512
-MAX_MEMBERS = 3 + MAX_MODELS * len(SUFFIXES)  # bundle.json, pipeline.toml and the bill of materials
+# bundle.json, pipeline.toml, the bill of materials, and the files of models or of a payload.
+MAX_MEMBERS = 3 + max(MAX_MODELS * len(SUFFIXES), MAX_PAYLOAD_FILES)
 # A longer header is one part: its objects would not fit into an agent.
 MAX_HEADER_BYTES = 16 * 1024**2
 MAX_TENSORS = 65_536

@@ -364,14 +364,16 @@ class _Step:
         sha256, state = self.desired.release.blob.sha256, self.state
         is_asked_for = self.desired.policy.min_golden_agreement is not None
         has_run = state.golden_of == sha256 and not state.golden_runs
-        if has_run and (state.golden_agreement is not None or not is_asked_for):
+        is_answered = state.golden_agreement is not None or state.golden_skipped
+        if has_run and (is_answered or not is_asked_for):
             self.enter("next")
             return
         self.tell("staging", "the golden inputs of the bundle run")
         if state.golden_of != sha256 or has_run:
             self.state = replace(
-                self.state, golden_of=sha256, golden_runs=True, golden_agreement=None
-            )
+                self.state, golden_of=sha256, golden_runs=True, golden_agreement=None,
+                golden_skipped=False,
+            )  # fmt: skip
             self.do("golden", slot=self.slots.idle)
 
     def shadow_attempt(self) -> None:
@@ -476,7 +478,10 @@ class _Step:
         if desired is None or desired.release.blob.sha256 != sha256:
             return  # they run again once somebody may want the result
         if event.problem is None:
-            self.state = replace(self.state, golden_of=sha256, golden_agreement=event.agreement)
+            self.state = replace(
+                self.state, golden_of=sha256, golden_agreement=event.agreement,
+                golden_skipped=event.skipped,
+            )  # fmt: skip
             self.enter("passed")
         else:
             self.reject(event.problem, passing=event.passing)

@@ -2,6 +2,7 @@
 
     one model       model.engine, pipeline.toml, labels.txt, golden.npz
     several models  NAME.engine, NAME.labels.txt, NAME.golden.npz of each, pipeline.toml
+    a service       pipeline.toml, payload/PATH of each file of another runtime, by name
 
 Last comes the bill of materials, sbom.cdx.json, which may be missing. A file that two models share
 is there once, under the name of the first of them.
@@ -9,6 +10,7 @@ is there once, under the name of the first of them.
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,10 @@ LABELS = "labels.txt"
 GOLDEN = "golden.npz"
 BOM = "sbom.cdx.json"
 ENGINE_SUFFIX = ".engine"
+PAYLOAD = "payload"  # folder of a service's files
 MAX_MODELS = 16
+MAX_PAYLOAD_FILES = 200  # each may be open at once
+MAX_NAME_BYTES = 100  # of a member, by the form of the file
 MAX_BUNDLE_BYTES = MAX_BLOB_BYTES  # what a device fetches
 
 # The most bytes of a member: of one of these names, or with one of these ends.
@@ -48,6 +53,8 @@ SUFFIXES: Mapping[str, str] = {
 REQUIRED = (ENGINE, PIPELINE, LABELS)  # of one model
 
 _READ_BYTES = 1024 * 1024
+# No name is hidden, empty, "." or "..": a member never leaves the folder.
+_PAYLOAD_NAME = re.compile(rf"{PAYLOAD}(/[A-Za-z0-9_+=@,-][A-Za-z0-9._+=@,-]*)+\Z")
 
 # Printable: names end up in logs and on terminals.
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -135,8 +142,27 @@ def expected_members(
     return (*names, PIPELINE)
 
 
+def check_payload(names: Sequence[str], where: Path) -> None:
+    """Raise BundleError unless members are the files of a payload, in order."""
+    if not 1 <= len(names) <= MAX_PAYLOAD_FILES:
+        raise BundleError(
+            f"{where} has {len(names)} files in its payload, allowed are 1 to {MAX_PAYLOAD_FILES}"
+        )
+    for name in names:
+        if not _PAYLOAD_NAME.match(name) or len(name) > MAX_NAME_BYTES:
+            raise BundleError(
+                f"{where} has the payload file {name!r}: its path may have {MAX_NAME_BYTES}"
+                " characters at most, of letters, digits and ._+=@,- and no part of it may begin"
+                " with a dot"
+            )
+    if list(names) != sorted(set(names)):
+        raise BundleError(f"{where} does not name the files of its payload in order, each once")
+
+
 def member_limit(member: str) -> int:
     """Return the most bytes that a member may have."""
+    if member.startswith(f"{PAYLOAD}/"):
+        return LIMITS[ENGINE_SUFFIX]
     return next(limit for end, limit in LIMITS.items() if member.endswith(end))
 
 

@@ -140,7 +140,7 @@ class SlotStore:
         """Return what a release may take on the disk, unfinished downloads counted as free. None:
         the disk does not say."""
         try:
-            idle_bytes = _allocated(self.slot_folder(state.idle).glob("*"))
+            idle_bytes = _allocated(self.slot_folder(state.idle).rglob("*"))
             free_bytes = shutil.disk_usage(self.root).free + _allocated(self.downloads.iterdir())
         except OSError:
             return None

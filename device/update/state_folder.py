@@ -17,6 +17,7 @@ from pathlib import Path
 
 from device.files import KINDS, remove, sync_folder
 from device.update.admission import SPARE_BYTES
+from device.update.members import PAYLOAD
 
 LOG = logging.getLogger("tandem.agent")
 ASIDE = ".unreadable-"  # and the time
@@ -45,6 +46,7 @@ RULES: tuple[tuple[str, int | None], ...] = (
     ("slots/a", _FOLDER),
     ("slots/b", _FOLDER),
     ("slots/.[ab].tmp", _FOLDER),
+    (f"slots/*/{PAYLOAD}", _FOLDER),
     ("slots/*/*", _FILE),
     ("download", _FOLDER),
     ("download/*", _FILE),
@@ -208,6 +210,8 @@ def _own(path: Path, status: os.stat_result) -> bool:
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return False
     required = FOLDER_MODE if stat.S_ISDIR(status.st_mode) else FILE_MODE
+    if PAYLOAD in path.parts:  # its programs stay programs
+        required |= status.st_mode & stat.S_IXUSR
     mode = stat.S_IMODE(status.st_mode)
     if mode == required:
         return False

@@ -10,14 +10,14 @@ import pytest
 from crash_fixtures import Pipeline
 from mqtt_fixtures import PROFILE
 
-from device.agent.config import AgentConfig, BrokerTable
+from device.agent.config import AgentConfig, BrokerTable, PipelineTable
 from device.agent.golden_check import MISSING, GoldenCheck, GoldenEnded
 from device.agent.updater import EFFECTS, Updater
 from device.errors import BundleError
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, InstallPolicy, ReleaseSpec
 from device.trust.exchange import TRUSTED, Unverified
 from device.update import slots
-from device.update.bundle import BundleFacts, Golden, write_bundle
+from device.update.bundle import BundleFacts, Golden, write_bundle, write_bundle_of_service
 from device.update.events import Checked, Do
 from device.update.slot_store import SlotStore
 from toolkit.fleet.bundles.blob import Blob
@@ -41,6 +41,7 @@ class Board:
             state_dir=str(folder / "state"),
             dev=True,
             broker=BrokerTable(host="127.0.0.1"),
+            pipeline=PipelineTable(services=True),
         )
         check = GoldenCheck(self.events.append, command=(sys.executable, "-c", CHILD))
         self.updater = Updater(
@@ -79,6 +80,10 @@ class Board:
             version="1",
             profile=PROFILE,
         )
+        return self.offer(bundle, request, policy)
+
+    def offer(self, bundle: Path, request: str, policy: InstallPolicy) -> Desired:
+        """Give the updater all parts of a bundle."""
         blob = Blob(bundle)
         parts = {"index": blob.index, **{str(n): blob.read(n) for n in range(blob.table.count)}}
         blob.close()
@@ -184,6 +189,21 @@ def test_a_bundle_without_golden_inputs_passes_only_where_nobody_asks(
 ) -> None:
     board.deploy(1.0, "r", policy, golden=False)
     assert board.updater.update.phase == phase
+
+
+def test_a_service_has_no_golden_inputs_which_the_log_says_by_its_name(
+    board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    (board.folder / "p").write_text("p")
+    bundle = board.folder / "vlm.bundle"
+    write_bundle_of_service(
+        bundle, payload={"payload/run": board.folder / "p"}, executables=("payload/run",),
+        pipeline=board.folder / "p", name="n", version="1", profile=PROFILE,
+    )  # fmt: skip
+    board.offer(bundle, "r", InstallPolicy(min_golden_agreement=0.9))
+    board.updater.advance(time.monotonic())
+    assert board.updater.update.phase == "trial"
+    assert "min_golden_agreement is left out: n is a service" in caplog.messages
 
 
 def test_a_document_that_is_not_trusted_any_more_starts_nothing(board: Board) -> None:

@@ -183,10 +183,33 @@ def test_models_of_a_workload_keep_their_rates(model, tmp_path):
         assert one["simulated"]["throughput_hz"] == pytest.approx(one["rate_hz"], rel=0.02)
 
 
+def test_a_workload_with_a_service_says_what_is_left_for_it(model, tmp_path):
+    file = tmp_path / "w.toml"
+    file.write_text(
+        '[[model]]\npath = "m.onnx"\nrate_hz = 30\n'
+        '[[service]]\nname = "vlm"\nmemory_mb = 3500\ngpu_share = 0.3\nperiod_ms = 5\n'
+    )
+    found = plan_of("--workload", file)
+    assert found["memory_shares"]["shares"]["vlm"] == 3500 * 2**20
+    assert found["services"][0]["gpu_share"] == 0.3
+    assert found["utilisation"]["gpu"] >= 0.3
+    text = run("--workload", file, "--html", tmp_path / "w.html")
+    assert text.exit_code == 0, text.output
+    assert "1 model and vlm share" in text.output
+    assert "memory: vlm 3,500 + weights of m" in text.output
+    file.write_text(file.read_text().replace("3500", "99000"))
+    assert "take smaller models, or a board with more memory" in refused("--workload", file)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('[[model]]\npath = "none.onnx"\n', "none.onnx"),
+        ('[[model]]\npath = "m.onnx"\n[[service]]\nname = "m"\nmemory_mb = 1\n', "called 'm'"),
+        (
+            '[[model]]\npath = "m.onnx"\n[[service]]\nname = "v"\nmemory_mb = 1\ngpu_share = 0.1\n',
+            "give each a rate_hz",
+        ),
         ('[[model]]\npath = "m.onnx"\n[[model]]\npath = "m.onnx"\n', "two models are called 'm'"),
         ('[[model]]\npath = "a.onnx"\nrate_hz = 1\n[[model]]\npath = "b.onnx"\n', "all or none"),
         ("[[model]]\npath = 5\n", "no Path from 5"),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import onnx
 import onnx_ir as ir
 import pytest
@@ -16,6 +17,7 @@ from toolkit.errors import PlanError
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.objectives import BUILD_GOALS
 from toolkit.partition.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
+from toolkit.partition.planning.services import Service, networks_of
 from toolkit.partition.planning.workload import load_workload
 
 ORIN = load_profile("agx-orin-64gb")
@@ -136,3 +138,56 @@ def test_a_rate_out_of_range_is_refused(rate, tmp_path):
     file.write_text(f'[[model]]\npath = "a.onnx"\nrate_hz = {rate}\n')
     with pytest.raises(PlanError, match="not a workload"):
         load_workload(file)
+
+
+def test_a_service_takes_its_share_of_the_gpu_from_the_models() -> None:
+    graph = convs(12, 128).graph
+    options = PlanOptions(objective="throughput", tensorrt="10.3", min_gain=0.0)
+    vlm = Service(name="vlm", memory_mb=3500, gpu_share=0.4, memory_gbps=40.0)
+    model = Model("m", graph, rate_hz=200.0)
+    alone = plan_together((model,), ORIN, options)
+    shared = plan_together((model,), ORIN, options, services=(vlm,))
+    assert alone.memory is None
+    before, after = (row.simulated.utilisation["gpu"] for row in (alone, shared))
+    assert 0.0 <= after - 0.4 <= before + 0.01
+    assert shared.plans[0].name == "m"
+    assert len(shared.plans) == 1
+    load = shared.placed.problem.networks[-1]
+    assert (load.name, load.rate_hz) == ("vlm", 100.0)
+    assert load.tasks[0].time_us == {"gpu": pytest.approx(4000.0)}
+    p99 = [row.simulated.of("m").p99_us for row in (alone, shared)]
+    assert p99[1] >= p99[0]
+    whole = msgspec.structs.replace(vlm, gpu_share=1.0)
+    heavy = Model("m", graph_of_gpu_only(), rate_hz=100.0)
+    with pytest.raises(PlanError, match="the rates of m, vlm do not fit: gpu: busy"):
+        plan_together((heavy,), ORIN, options, services=(whole,))
+
+
+def graph_of_gpu_only() -> ir.Graph:
+    """A graph whose node the DLA never takes."""
+    return graph_of(
+        [helper.make_node("Erf", ["x"], ["y"], name="n")], {"x": (1, 64, 56, 56)}, ["y"]
+    ).graph
+
+
+def test_services_and_weights_that_exceed_the_board_are_refused_by_their_sum() -> None:
+    board = load_profile("orin-nano-8gb")
+    options = PlanOptions(objective="throughput", tensorrt="10.3")
+    model = Model("m", convs(2).graph)
+    fits = plan_together((model,), board, options, services=(Service(name="vlm", memory_mb=3500),))
+    assert fits.memory is not None
+    assert fits.memory.shares == {"vlm": 3500 * 2**20, "weights of m": 2 * 64 * 64 * 9}
+    assert "MiB are left for activations, CUDA and the system" in fits.memory.text
+    large = (Service(name="vlm", memory_mb=8000), Service(name="system", memory_mb=1500))
+    with pytest.raises(PlanError) as caught:
+        plan_together((model,), board, options, services=large)
+    assert str(caught.value) == (
+        "vlm 8,000 + system 1,500 + weights of m 0 = 9,500 MiB, orin-nano-8gb has 8,192 MiB: take"
+        " smaller models, or a board with more memory"
+    )
+
+
+def test_a_board_without_a_gpu_runs_no_share_of_one() -> None:
+    load = Service(name="vlm", memory_mb=1, gpu_share=0.1)
+    with pytest.raises(PlanError, match="the service vlm takes 10% of the GPU"):
+        networks_of((load,), msgspec.structs.replace(ORIN, gpu=None))

@@ -80,8 +80,8 @@ def test_unknown_key_at_the_top_names_the_tables(tmp_path):
     message = error_of(tmp_path, "speed = 1" + GOOD)
     assert message == (
         ": unknown key 'speed' in the top level: use one of serve, batch, decode, engine,"
-        " kind, labels, lines, load, models, name, preprocess, roi, sinks, source, sources,"
-        " tracker, zones."
+        " kind, labels, lines, load, models, name, preprocess, roi, service, sinks, source,"
+        " sources, tracker, zones."
     )
 
 

@@ -76,6 +76,7 @@ TABLES = {
         "model.toml": config.ModelConfig,
     },
     "serving.md": {"On a board": config.ServeConfig},
+    "services.md": {"The table `service`": config.ServiceConfig},
     "several_models.md": {"models": model_config.PipelineModel},
     "sources.md": {"source": config.SourceConfig},
     "load.md": {"load": load_config.LoadConfig, "steps": load_config.LoadStep},
@@ -149,6 +150,7 @@ TABLES = {
 TITLES = {
     config.SourceConfig: "table `source`",
     config.ServeConfig: "table `serve`",
+    config.ServiceConfig: "table `service`",
     load_config.LoadConfig: "table `load`",
     load_config.LoadStep: "table `steps`",
     config.PreprocessConfig: "table `preprocess`",

@@ -1,5 +1,6 @@
 """How descriptions, checks and differences of bundles look on a terminal."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from rich import box
@@ -108,6 +109,8 @@ def signature_text(signature: Signature) -> str:
 
 def _pipeline(view: BundleView) -> str:
     pipeline = view.pipeline
+    if pipeline.command:
+        return f"{pipeline.name}: runs {shlex.join(pipeline.command)}"
     sinks = ", ".join(pipeline.sinks) or "nowhere"
     decoders = ", ".join(pipeline.decoders)
     return f"{pipeline.name}: {', '.join(pipeline.sources)} -> {decoders} -> {sinks}"

@@ -25,6 +25,7 @@ from toolkit.partition.planning.advice import Advice, advise
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.plan import Plan, PlanOptions, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
+from toolkit.partition.planning.services import Service
 from toolkit.partition.planning.super_clocks import super_notes
 from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.plugins import Plugin
@@ -54,7 +55,7 @@ class PlanMember:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Models that share one board, and how to plan them.
+    """Models that share one board, with `services` beside them, and how to plan them.
 
     `options.tensorrt` is filled in from the profile and `jetpack`. `measured`: node times,
     or a file of them.
@@ -66,6 +67,7 @@ class PlanRequest:
     options: PlanOptions = field(default_factory=PlanOptions)
     measured: Measured | Path | None = None
     plugins: tuple[Plugin, ...] = ()
+    services: tuple[Service, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,9 @@ def _planned(
         )
         trials = {row.name: front.prepared.trial for row, front in zip(rows, fronts, strict=True)}
         with about(_names(request)):
-            return fronts, plan_together(rows, fronts[0].target.profile, fronts[0].plan, trials)
+            return fronts, plan_together(
+                rows, fronts[0].target.profile, fronts[0].plan, trials, request.services
+            )
 
     options = request.options
     opened = [_open(member, request, report) for member in request.members]

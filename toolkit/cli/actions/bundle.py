@@ -8,12 +8,12 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from device.engine.manifest import UNCALIBRATED
-from device.update.bundle import BOM
+from device.update.bundle import BOM, BundleFacts
 from pipelines.config import load_pipeline
 from toolkit.cli.actions.outputs import print_result, status_2
 from toolkit.cli.actions.registry import open_registry
 from toolkit.cli.bundle_text import bundle_table, checks_table, difference_table
-from toolkit.cli.commands.bundle import Create, Diff, Inspect, Pull, Push, Sbom, Verify
+from toolkit.cli.commands.bundle import Create, Diff, Facts, Inspect, Pull, Push, Sbom, Verify
 from toolkit.cli.log import warn
 from toolkit.cli.progress import progress_bar
 from toolkit.errors import NotComparedError
@@ -22,6 +22,7 @@ from toolkit.fleet.bundles.diff import compare_bundles
 from toolkit.fleet.bundles.facts import bundle_facts, golden_source, hash_of
 from toolkit.fleet.bundles.inspection import describe
 from toolkit.fleet.bundles.model_files import model_files
+from toolkit.fleet.bundles.payload import pack_service
 from toolkit.fleet.bundles.sbom import bill_of_materials
 from toolkit.fleet.bundles.signature import repository_of
 from toolkit.fleet.bundles.unpacked import unpacked
@@ -31,8 +32,13 @@ from toolkit.fleet.registry import transfer
 
 def create(options: Create) -> None:
     """Write a bundle and print what is in it. Raises TandemError."""
-    pipeline, facts = options.pipeline, options.facts
+    pipeline = options.pipeline
     config = load_pipeline(pipeline)
+    if options.payload is not None or config.kind == "service":
+        _create_service(options)
+        return
+    if options.profile is not None:
+        raise click.UsageError("--profile is for --payload: engines know their profile.")
     files = model_files(config, pipeline.parent, options.engines, options.labels)
     own_name = config.name if config.models[1:] else next(iter(files.values())).engine.stem
     packed = pack_bundle(
@@ -43,13 +49,7 @@ def create(options: Create) -> None:
         version=options.version,
         portable=options.portable,
         golden=None if options.golden is None else golden_source(options.golden),
-        facts=bundle_facts(
-            metrics=facts.metrics,
-            requires=facts.requires,
-            made_of=facts.made_of,
-            licence=facts.licence,
-            min_version_floor=facts.min_version_floor,
-        ),
+        facts=_facts(options.facts),
     )
     for model in packed.uncalibrated:
         warn(f"{model}: {UNCALIBRATED}" if packed.info.models else UNCALIBRATED, "red")
@@ -67,6 +67,40 @@ def create(options: Create) -> None:
             "--portable keeps it"
         )
     print_result(info, text, as_json=options.as_json)
+
+
+def _create_service(options: Create) -> None:
+    payload, profile = options.payload, options.profile
+    if payload is None or profile is None:
+        raise click.UsageError(
+            f'{options.pipeline} is of kind "service": give --payload DIR and --profile NAME.'
+        )
+    if options.engines or options.labels or options.golden or options.portable:
+        raise click.UsageError("A service has no engines, --labels, --golden and --portable.")
+    info = pack_service(
+        options.output,
+        pipeline=options.pipeline,
+        payload=payload,
+        profile=profile,
+        name=options.name,
+        version=options.version,
+        facts=_facts(options.facts),
+    )
+    text = (
+        f"wrote {options.output}: {info.name} {info.version} for {info.profile}, a service of "
+        f"{len(info.files)} files, {options.output.stat().st_size / 1e6:.1f} MB"
+    )
+    print_result(info, text, as_json=options.as_json)
+
+
+def _facts(facts: Facts) -> BundleFacts:
+    return bundle_facts(
+        metrics=facts.metrics,
+        requires=facts.requires,
+        made_of=facts.made_of,
+        licence=facts.licence,
+        min_version_floor=facts.min_version_floor,
+    )
 
 
 def inspect(options: Inspect) -> None:

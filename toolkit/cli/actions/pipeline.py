@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from pipelines.config import (
     parse_pipeline,
 )
 from pipelines.decode_config import DecodeConfig, Scored
-from pipelines.open_models import ModelFiles, files_of
+from pipelines.open_models import ModelFiles, check_names, files_of
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.uri import redact
@@ -110,7 +111,10 @@ def check(options: Check) -> None:
     _check_sources(config)
     first = config.first
     engines = {**options.engines, **({first.name: options.engine} if options.engine else {})}
-    if (engines or first.engine) and (labels or first.labels):
+    notes = []
+    if config.kind == "service":
+        check_names(config, engines)
+    elif (engines or first.engine) and (labels or first.labels):
         notes = _check_engines(config, files_of(config, path.parent, engines, labels))
     else:
         check_tracking(config)
@@ -283,6 +287,8 @@ def _with_weak_detections(decode: DecodeConfig) -> DecodeConfig:
 
 
 def _summary(config: PipelineConfig) -> str:
+    if config.service:
+        return f"{config.name!r} runs {shlex.join(config.service.command)}"
     sources = ", ".join(redact(camera.uri) for camera in config.cameras)
     kinds = [str(sink.__struct_config__.tag) for sink in config.sinks]
     decoders = ", ".join(

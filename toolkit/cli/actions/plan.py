@@ -33,14 +33,15 @@ from toolkit.partition.planning.plan_html import plan_html
 from toolkit.partition.planning.plan_json import shared_builtins
 from toolkit.partition.planning.plan_text import render_nodes, render_plan, render_shared
 from toolkit.partition.planning.trtexec import trtexec_lines
-from toolkit.partition.planning.workload import WorkloadModel, load_workload
+from toolkit.partition.planning.workload import Workload, WorkloadModel, load_workload
 from toolkit.partition.prepare import Prepared
 
 
 def plan(options: Options) -> None:
     """Plan, write the files and print the report. Raises TandemError, click.UsageError."""
     _check(options)
-    rows = _models(options)
+    workload = _workload(options)
+    rows = workload.model
     shown = options.shown
     pipeline = shown.pipeline
     need_folders(shown.html, pipeline)
@@ -48,7 +49,7 @@ def plan(options: Options) -> None:
         raise ConfigError(
             f"{pipeline} is there already: name another file with `tandem plan --pipeline`."
         )
-    request = _request(options, rows)
+    request = _request(options, workload)
     if shown.explain is not None:
         explanation = explain(request, shown.explain)
         click.echo(
@@ -109,11 +110,11 @@ def _check(options: Options) -> None:
         raise click.UsageError("--pipeline is for the models of a --workload.")
 
 
-def _models(options: Options) -> tuple[WorkloadModel, ...]:
-    """Return the models to plan: those of the workload file, or the one MODEL."""
+def _workload(options: Options) -> Workload:
+    """Return what to plan: what the workload file has, or the one MODEL."""
     source = options.source
     if options.workload is not None and options.model is None:
-        return load_workload(options.workload).model
+        return load_workload(options.workload)
     if options.model is None or options.workload is not None:
         raise click.UsageError("Give a MODEL or a --workload, not both.")
     one = WorkloadModel(
@@ -123,13 +124,13 @@ def _models(options: Options) -> tuple[WorkloadModel, ...]:
         shapes=source.shapes,
         inputs_as_nchw=source.inputs_as_nchw,
     )
-    return (one,)
+    return Workload(model=(one,))
 
 
-def _request(options: Options, rows: Sequence[WorkloadModel]) -> PlanRequest:
+def _request(options: Options, workload: Workload) -> PlanRequest:
     precision, measured, model = options.precision, options.measured, options.model
     return PlanRequest(
-        members=tuple(replace(member_of(row), data=options.data) for row in rows),
+        members=tuple(replace(member_of(row), data=options.data) for row in workload.model),
         profile=options.profile,
         jetpack=options.jetpack,
         options=replace(
@@ -140,6 +141,7 @@ def _request(options: Options, rows: Sequence[WorkloadModel]) -> PlanRequest:
         ),
         measured=_measured_times(measured, model, precision) if measured and model else None,
         plugins=options.source.plugins,
+        services=workload.service,
     )
 
 
@@ -193,7 +195,7 @@ def _pipeline_report(path: Path, planned: PlannedPipeline) -> str:
 def _text(result: PlanResult, options: Options) -> str:
     """Return the report for people."""
     shared, shown = result.shared, options.shown
-    several = len(shared.plans) > 1
+    several = len(shared.plans) > 1 or bool(shared.services)
     parts = [render_shared(shared)] if several else []
     rows = zip(shared.plans, result.fronts, shared.candidates, strict=True)
     for plan, one, candidate in rows:

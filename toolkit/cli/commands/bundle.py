@@ -75,7 +75,8 @@ class Create:
     The inputs and outputs of each engine must fit the pipeline and the labels. An ENGINE is of the
     [[models]] that name a file called like it, or of the model NAME; what is not given is the file
     that the pipeline names. GPU segments leave their form for any CPU behind, unless --portable
-    keeps it. The same files give the same bytes.
+    keeps it. The same files give the same bytes. With --payload the bundle holds a service: the
+    program of another runtime, with its files.
 
     Examples: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt -o
     person.bundle; tandem bundle --pipeline yard.toml -o yard.bundle
@@ -92,6 +93,11 @@ class Create:
     )
     version: str = option("The release's version.", default="0.1.0")
     output: Path = option("The bundle to write.", "-o", "--output", type=NEW_FILE, required=True)
+    payload: Path | None = option(
+        'The files of a pipeline of kind "service".',
+        type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+    )  # fmt: skip
+    profile: str | None = option("The profile of the boards that --payload is for.")
     portable: bool = option(
         "Keep the GPU segments' form for any CPU, to run the bundle elsewhere, too."
     )

@@ -102,7 +102,7 @@ def pack_bundle(
         packed = manifests
         if not portable:
             packed = {model: without_portable(whole) for model, whole in manifests.items()}
-        release = _Release(name, version, profile, facts, _bom_writer(output, stack, packed))
+        release = _Release(name, version, profile, facts, bom_writer(output, stack, packed))
         info = _write(output, sources, pipeline, release)
     uncalibrated = tuple(model for model, row in manifests.items() if row.uncalibrated)
     return Packed(info, uncalibrated, warnings, slim.left_out_bytes)
@@ -181,7 +181,7 @@ def _write(
     )  # fmt: skip
 
 
-def _bom_writer(output: Path, stack: ExitStack, manifests: Mapping[str, Manifest]) -> BomWriter:
+def bom_writer(output: Path, stack: ExitStack, manifests: Mapping[str, Manifest]) -> BomWriter:
     """Return what writes the bill of materials into a file beside `output`, which `stack` deletes.
 
     `manifests`: of the engines as they are in the bundle, by model.
@@ -190,7 +190,7 @@ def _bom_writer(output: Path, stack: ExitStack, manifests: Mapping[str, Manifest
     def write(info: BundleInfo) -> Path:
         path = output.with_name(f".{output.name}.{secrets.token_hex(8)}.json")
         stack.callback(path.unlink, missing_ok=True)
-        only = next(iter(manifests))  # an only model has no name in the bundle
+        only = next(iter(manifests), "")  # an only model has no name in the bundle
         by_member = {run.engine: manifests[run.name or only] for run in info.runs}
         path.write_bytes(bill_of_materials(info, by_member))
         return path

@@ -132,7 +132,7 @@ def _labels(bundle: Unpacked) -> dict[str, str]:
     """Return class names by their ids, with the member's name where there are several."""
     members = label_members(bundle.info)
     named = {name: load_labels(bundle.folder / name) for name in members}
-    return flattened(named if len(members) > 1 else named[members[0]])
+    return flattened(named[members[0]] if len(members) == 1 else named)
 
 
 def _parts(before: Path, after: Path) -> tuple[TensorChange, ...]:

@@ -1,6 +1,7 @@
 """What a bundle holds and says of itself: the view that `tandem bundle inspect` shows."""
 
 import msgspec
+from msgspec import UNSET
 
 from device.engine.file import Engine
 from device.engine.manifest import CalibrationInfo
@@ -43,12 +44,14 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
-    """The pipeline: where frames come from, how outputs are read, and where results go."""
+    """The pipeline: where frames come from, how outputs are read, and where results go; of a
+    service the command line that it runs."""
 
     name: str
     sources: tuple[str, ...]
     decoders: tuple[str, ...]
     sinks: tuple[str, ...]
+    command: tuple[str, ...] = ()
 
 
 class BundleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +148,11 @@ def _pipeline(config: PipelineConfig) -> PipelineView:
     return PipelineView(
         name=config.name,
         sources=tuple(redact(source.uri) for source in config.cameras),
-        decoders=tuple(_kind(model.reading) for model in config.networks),
+        decoders=tuple(
+            _kind(model.decode) for model in config.networks if model.decode is not UNSET
+        ),
         sinks=tuple(_kind(sink) for sink in config.sinks),
+        command=() if config.service is UNSET else config.service.command,
     )
 
 

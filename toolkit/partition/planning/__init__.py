@@ -7,6 +7,7 @@ forced                         nodes that the user places
 placement                      solves it; a reason for every node
 margin                         takes back moves that gain less than the model's own error
 plan, segments, segment_costs, workload    the plan of one or several models, its segments
+services                       programs of other runtimes: their memory, and their load on the GPU
 portable                       cuts segments where the GPU backend has no kernel
 advice, figures, verdict       what to change; the plan beside GPU only and DLA with fallback
 cycles, rates, traffic         clocks of DLA layers; frames simulated with contention

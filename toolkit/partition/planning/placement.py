@@ -28,7 +28,7 @@ from toolkit.partition.planning.quantities import apart, unit_of
 from toolkit.partition.solver.assess import overloads, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.milp import GAP
-from toolkit.partition.solver.problem import Limits, Placement, Problem, Solution
+from toolkit.partition.solver.problem import Limits, Network, Placement, Problem, Solution
 from toolkit.partition.solver.segmentation import components
 from toolkit.partition.solver.solve import solve
 
@@ -99,12 +99,15 @@ def place(
     goal: Goal,
     limits: Limits,
     effort: Effort,
+    *,
+    loads: Sequence[Network] = (),
 ) -> Placed:
     """Place networks that share a board, give reasons and compare.
 
-    Raises PlanError: the rates do not fit, or no placement was found that keeps the limits.
+    `loads`: networks of other programs, which are placed and have no candidate. Raises PlanError:
+    the rates do not fit, or no placement was found that keeps the limits.
     """
-    formulations, free = _formulated(candidates, profile, goal, limits)
+    formulations, free = _formulated(candidates, profile, goal, limits, loads)
     problem = _with_forced(free, formulations, candidates)
     filtered = _solved(problem, goal, candidates, effort)
     return Placed(
@@ -159,7 +162,11 @@ def try_placement(
 
 
 def _formulated(
-    candidates: Sequence[Candidate], profile: Profile, goal: Goal, limits: Limits
+    candidates: Sequence[Candidate],
+    profile: Profile,
+    goal: Goal,
+    limits: Limits,
+    loads: Sequence[Network] = (),
 ) -> tuple[dict[str, Formulated], Problem]:
     processors = processors_of(profile)
     two_cores = profile.dla_cores > 1
@@ -179,7 +186,7 @@ def _formulated(
         for candidate in candidates
     }
     problem = problem_of(
-        [formulation.network for formulation in formulations.values()],
+        [*(formulation.network for formulation in formulations.values()), *loads],
         candidates[0].costs,
         processors,
         limits,
@@ -195,7 +202,7 @@ def _with_forced(
     if not any(candidate.forced for candidate in candidates):
         return problem
     networks = []
-    for network, candidate in zip(problem.networks, candidates, strict=True):
+    for network, candidate in zip(problem.networks, candidates, strict=False):
         nodes = formulations[network.name].nodes
         tasks = []
         for task in network.tasks:
@@ -203,7 +210,7 @@ def _with_forced(
             must = any(view.name in candidate.forced for view in nodes[task.name])
             tasks.append(replace(task, time_us=on_dla) if must and on_dla else task)
         networks.append(replace(network, tasks=tuple(tasks)))
-    return replace(problem, networks=tuple(networks))
+    return replace(problem, networks=(*networks, *problem.networks[len(networks) :]))
 
 
 def _solved(
@@ -389,10 +396,10 @@ def _figures(
             ("DLA with fallback", dla_with_fallback(problem)),
             ("greedy", greedy(problem, goal.aim)),
         )
-    rows: dict[str, list[Figures]] = {network.name: [] for network in problem.networks}
+    rows: dict[str, list[Figures]] = {candidate.name: [] for candidate in candidates}
     for name, placement in (("this plan", solution.placement), *baselines):
         broken = tuple(violations(problem, placement, costs_of(problem, placement)))
-        for network, candidate in zip(problem.networks, candidates, strict=True):
+        for network, candidate in zip(problem.networks, candidates, strict=False):
             row = figures(name, problem, network, placement, candidate.costs, broken=broken)
             rows[network.name].append(of_frames(row, candidate.batching.size))
     return {name: tuple(compared) for name, compared in rows.items()}

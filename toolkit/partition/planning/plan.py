@@ -42,6 +42,12 @@ from toolkit.partition.planning.rates import full_rate
 from toolkit.partition.planning.refusals import refusals
 from toolkit.partition.planning.segment_costs import SegmentCost, kernel_costs, segment_costs
 from toolkit.partition.planning.segments import find_crossings
+from toolkit.partition.planning.services import (
+    MemoryShares,
+    Service,
+    networks_of,
+    share_memory,
+)
 from toolkit.partition.planning.traffic import traffic
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
@@ -165,12 +171,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class SharedPlan:
-    """The plans of models that share a board, and the placement problem behind them."""
+    """The plans of models that share a board, and the placement problem behind them.
+
+    `services`: programs of other runtimes that share it, too; `memory`: how all share its memory.
+    """
 
     plans: tuple[Plan, ...]
     candidates: tuple[Candidate, ...]
     placed: Placed
     simulated: Report
+    services: tuple[Service, ...] = ()
+    memory: MemoryShares | None = None
 
 
 def make_plan(model: Model, profile: Profile, options: PlanOptions | None = None) -> Plan:
@@ -194,11 +205,13 @@ def plan_together(
     profile: Profile,
     options: PlanOptions | None = None,
     trials: Mapping[str, Trial | None] | None = None,
+    services: Sequence[Service] = (),
 ) -> SharedPlan:
     """Return the plans of models that share a board; `trials` of them: placements to improve.
 
-    A dynamic batch keeps its nodes off the DLA (rule G5) and counts as 1 in times and sizes.
-    Raises PlanError: a model has no nodes or nodes without distinct names, an option is unknown,
+    `services`: programs that take their part of its memory and of the GPU. A dynamic batch keeps
+    its nodes off the DLA (rule G5) and counts as 1 in times and sizes. Raises PlanError: a model
+    has no nodes or nodes without distinct names, an option is unknown, the memory does not suffice,
     or nothing keeps the limits and rates.
     """
     options = options or PlanOptions()
@@ -207,6 +220,8 @@ def plan_together(
     for model, candidate in zip(models, candidates, strict=True):
         names = (view.name for view in candidate.views)
         check_forced(options.forced.after(model.rewrites), names, candidate.refused)
+    memory = share_memory(services, candidates, profile)
+    loads = networks_of(services, profile)
     limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
     known = {name: trial for name, trial in (trials or {}).items() if trial is not None}
     start = {name: home for name, t in known.items() for home in t.solution.placement.values()}
@@ -214,9 +229,9 @@ def plan_together(
         options.seconds,
         starts=() if trials is None else (start,),
         min_gain=options.min_gain,
-        trial=known.get(models[0].name) if len(models) == 1 else None,
+        trial=known.get(models[0].name) if len(models) == 1 and not loads else None,
     )
-    placed = place(candidates, profile, goal, limits, effort)
+    placed = place(candidates, profile, goal, limits, effort, loads=loads)
     simulated = traffic(placed)
     return SharedPlan(
         plans=tuple(
@@ -226,6 +241,8 @@ def plan_together(
         candidates=candidates,
         placed=placed,
         simulated=simulated,
+        services=tuple(services),
+        memory=memory,
     )
 
 

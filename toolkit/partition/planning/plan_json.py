@@ -37,6 +37,8 @@ def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) 
         "utilisation": busy,
         "schedule": [interval._asdict() for interval in shared.placed.solution.schedule],
         "simulated_utilisation": dict(shared.simulated.utilisation),
+        "services": msgspec.to_builtins(shared.services),
+        "memory_shares": None if shared.memory is None else asdict(shared.memory),
     }
 
 

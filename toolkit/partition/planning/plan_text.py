@@ -69,10 +69,11 @@ def render_shared(shared: SharedPlan) -> str:
     busy = utilisation(problem, costs_of(problem, solution.placement))
     rated = all(plan.rate_hz is not None for plan in shared.plans)
     proof = "proven best" if solution.proven else f"at most {solution.gap:.1%} from the best"
-    lines = [
-        f"{len(shared.plans)} models share {shared.plans[0].profile}: {proof} by the model",
-        "",
-    ]
+    who = f"{len(shared.plans)} model{'s' if len(shared.plans) > 1 else ''}"
+    if shared.services:
+        who += f" and {', '.join(service.name for service in shared.services)}"
+    lines = [f"{who} share {shared.plans[0].profile}: {proof} by the model", ""]
+    lines += [shared.memory.text, ""] if shared.memory else []
     rows = [("processor", "busy")]
     cores = {"dla0": "dla0 and dla1, each"} if problem.alternate_dlas else {}
     rows += [

@@ -38,7 +38,7 @@ def frames_at_once(placed: Placed, count: int) -> tuple[Interval, ...]:
     """
     if placed.solution.schedule and count == 1:
         return placed.solution.schedule
-    networks = placed.problem.networks
+    networks = [n for n in placed.problem.networks if n.name in placed.figures]
     longest_us = sum(_latency_us(placed, network.name) for network in networks)
     streams = [_stream(placed, network, None, count) for network in networks]
     report = _simulated(placed, streams, (count + 2) * longest_us, warmup_us=0.0)

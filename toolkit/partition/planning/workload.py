@@ -1,9 +1,14 @@
-"""workload.toml: several models that share one board, each at its rate.
+"""workload.toml: models that share one board, each at its rate, and services beside them.
 
 [[model]]
 path = "detector.onnx"      # beside the workload file, or absolute
 rate_hz = 30
 table = "detector.calib.json"   # which tensors have INT8 ranges; without it all are taken to
+
+[[service]]
+name = "vlm"
+memory_mb = 3500
+gpu_share = 0.4
 """
 
 from pathlib import Path
@@ -14,6 +19,7 @@ from msgspec import Meta
 
 from device.toml_file import decode_toml
 from toolkit.errors import PlanError
+from toolkit.partition.planning.services import Service
 
 
 class WorkloadModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,9 +45,10 @@ class WorkloadModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The models of a workload file, in its order, their paths resolved."""
+    """The models and services of a workload file, in its order, the paths resolved."""
 
     model: Annotated[tuple[WorkloadModel, ...], Meta(min_length=1)]
+    service: tuple[Service, ...] = ()
 
 
 def load_workload(path: Path) -> Workload:
@@ -59,12 +66,21 @@ def load_workload(path: Path) -> Workload:
         raise PlanError(
             f"{path}: not a workload ({err}): write [[model]] tables with path and rate_hz"
         ) from err
-    titles = [model.title for model in workload.model]
+    services = [service.name for service in workload.service]
+    titles = [*(model.title for model in workload.model), *services]
     if twice := next((title for title in titles if titles.count(title) > 1), None):
-        raise PlanError(f"{path}: two models are called {twice!r}: give one a name of its own")
+        kind = "models or services" if services else "models"
+        raise PlanError(f"{path}: two {kind} are called {twice!r}: give one a name of its own")
     if len({model.rate_hz is None for model in workload.model}) > 1:
         raise PlanError(f"{path}: some models have a rate_hz and some not: give it to all or none")
-    return Workload(model=tuple(_beside(path.parent, model) for model in workload.model))
+    loads = [service.name for service in workload.service if service.gpu_share]
+    if loads and workload.model[0].rate_hz is None:
+        raise PlanError(
+            f"{path}: the service {loads[0]!r} has a gpu_share, of which models are planned at"
+            " their rates: give each a rate_hz"
+        )
+    models = tuple(_beside(path.parent, model) for model in workload.model)
+    return msgspec.structs.replace(workload, model=models)
 
 
 def _path(kind: type, value: object) -> Path:
