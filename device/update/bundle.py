@@ -17,6 +17,7 @@ import msgspec
 
 from device.errors import BundleError, BundleReadError
 from device.files import UnfitFileError, open_to_read, replacing, sync_folder, write_synced
+from device.update.agent_payload import PROFILE, AgentPayload, members_problem
 from device.update.bundle_info import BomWriter, BundleFacts, BundleInfo, Golden, GoldenLimit
 from device.update.members import (
     BOM,
@@ -60,11 +61,12 @@ __all__ = [
     "read_bundle_info",
     "read_folder_info",
     "verify_folder",
+    "write_agent_bundle",
     "write_bundle",
     "write_bundle_of_models",
 ]
 
-ONE_MODEL, SEVERAL_MODELS = 1, 2  # formats
+ONE_MODEL, SEVERAL_MODELS, AGENT = 1, 2, 3  # formats
 MAX_INFO_BYTES = 64 * 1024
 
 # What opening a file says of the files themselves; any other error is of the disk or the system.
@@ -115,6 +117,25 @@ def write_bundle_of_models(
     except OSError as error:
         raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
     return _write(out, {**members, PIPELINE: pipeline}, rows, (name, version, profile), facts, bom)
+
+
+def write_agent_bundle(
+    out: Path, *, wheels: Sequence[Path], version: str, payload: AgentPayload
+) -> BundleInfo:
+    """Write a release of the agent, as `write_bundle` does."""
+    sources = {path.name: path for path in sorted(wheels, key=lambda path: path.name)}
+    try:
+        files = tuple(describe_file(member, path) for member, path in sources.items())
+        info = BundleInfo(
+            format=AGENT, name="tandem-agent", version=version, profile=PROFILE, files=files,
+            agent=payload,
+        )  # fmt: skip
+        checked = _decode_info(msgspec.json.encode(info), out)
+        with replacing(out) as file:
+            file.writelines(_bundle_bytes(checked, sources))
+    except OSError as error:
+        raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
+    return info
 
 
 def _write(  # noqa: PLR0917  (one row of a bundle each)
@@ -255,13 +276,17 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
         info = msgspec.json.decode(blob, type=BundleInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{INFO} of {where} is damaged: {error}") from error
-    if info.format not in (ONE_MODEL, SEVERAL_MODELS):
+    if info.format not in (ONE_MODEL, SEVERAL_MODELS, AGENT):
         raise BundleError(
-            f"{where} has bundle format {info.format}, this version reads {ONE_MODEL} and "
-            f"{SEVERAL_MODELS}: use the version of Tandem that wrote it"
+            f"{where} has bundle format {info.format}, this version reads {ONE_MODEL} to "
+            f"{AGENT}: use the version of Tandem that wrote it"
         )
     if (info.format == SEVERAL_MODELS) != bool(info.models):
         raise BundleError(f"{where} has bundle format {info.format} and {len(info.models)} models")
+    if (info.format == AGENT) != (info.agent is not None):
+        raise BundleError(
+            f"{where} has bundle format {info.format}, which its content does not fit"
+        )
     _check_members(info, where)
     if (size := _file_bytes(info, len(blob))) > MAX_BUNDLE_BYTES:
         raise BundleError(
@@ -274,6 +299,11 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
 def _check_members(info: BundleInfo, where: Path) -> None:
     """Raise BundleError unless the members are those of the models, and none is too large."""
     names = tuple(entry.name for entry in info.files)
+    if info.agent is not None:
+        if problem := members_problem(info.version, names):
+            raise BundleError(f"{where} is no release of the agent: {problem}")
+        _check_sizes(info, where)
+        return
     expected = expected_members(info.models, where, golden=info.golden is not None)
     if names not in (expected, (*expected, BOM)):
         raise BundleError(f"{where} names the members {names!r}, expected {expected!r}")
@@ -284,6 +314,10 @@ def _check_members(info: BundleInfo, where: Path) -> None:
                 f"{where} has limits of golden inputs for {sorted(info.golden.limits)}, its models "
                 f"are {sorted(runs)}"
             )
+    _check_sizes(info, where)
+
+
+def _check_sizes(info: BundleInfo, where: Path) -> None:
     for entry in info.files:
         if entry.bytes > (limit := member_limit(entry.name)):
             raise BundleError(

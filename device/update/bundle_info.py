@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from device.update.agent_payload import AgentPayload
 from device.update.members import (
     ENGINE,
     GOLDEN,
@@ -57,7 +58,8 @@ class BundleInfo(
     SHA-256 of what it was made of, by "model", "data" and "table". `metrics`: what was measured of
     it, `measured_by`: how. Of several models the keys of these begin with the model's name and a
     dot. `requires`: the least that a board must have (`device.update.admission`).
-    `min_version_floor`: the oldest version that may run where this one was live.
+    `min_version_floor`: the oldest version that may run where this one was live. `agent`: this is a
+    release of the agent itself, whose members are wheels.
     """
 
     format: int
@@ -73,11 +75,12 @@ class BundleInfo(
     licence: str = ""
     requires: dict[Text, Text] = {}
     min_version_floor: str = ""
+    agent: AgentPayload | None = None
 
     @property
     def runs(self) -> tuple[BundleModel, ...]:
         """The engines, each with its labels and golden inputs; the name of an only one is empty."""
-        if self.models:
+        if self.models or self.agent is not None:
             return self.models
         golden = GOLDEN if self.golden else ""
         return (BundleModel(name="", engine=ENGINE, labels=LABELS, golden=golden),)
