@@ -5,6 +5,7 @@ a second process of it watches the time: a trial that is not confirmed by then i
 the new code does, and the next start goes back.
 """
 
+import fcntl
 import logging
 import os
 import signal
@@ -13,8 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from device.errors import ConfigError
+from device.files import open_regular
 from device.toml_file import parse_toml, user_path
 from device.update import agent_versions as av
+from device.update.state_folder import LOCK
 
 LOG = logging.getLogger("tandem.agent")
 ENVIRONMENT = "TANDEM_AGENT_ENVIRONMENT"  # name of the environment that a process runs in
@@ -30,6 +33,8 @@ def launch(config: Path, words: Sequence[str]) -> None:
     if ENVIRONMENT in os.environ:
         return
     state_dir = _state_dir(config)
+    if _is_running(state_dir):  # a second agent ends by itself, and is no start of a trial
+        return
     before = av.read_versions(state_dir)
     versions, name = av.at_start(before, lambda one: av.is_usable(state_dir, one))
     try:
@@ -68,6 +73,21 @@ def _state_dir(config: Path) -> Path:
     if not isinstance(text, str):
         raise ConfigError(f"{config}: state_dir is no path")
     return config.resolve().parent / user_path(text)
+
+
+def _is_running(state_dir: Path) -> bool:
+    """Whether another process holds the lock of the state folder."""
+    try:
+        handle = open_regular(state_dir / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(handle)
+    return False
 
 
 def _watch(agent: int, state_dir: Path, trial: av.AgentVersions) -> None:

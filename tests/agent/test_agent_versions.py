@@ -20,6 +20,7 @@ from device.files import write_synced
 from device.update import agent_versions as av
 from device.update.agent_payload import AgentPayload, BoardSoftware, unfit
 from device.update.agent_versions import AgentVersions
+from device.update.slot_store import SlotStore
 from toolkit.fleet.bundles.agent import pack_agent
 
 BOARD = BoardSoftware(python="3.10.12", machine="aarch64", glibc="2.35", l4t="36.4.3")
@@ -99,6 +100,19 @@ def test_a_file_of_versions_that_is_not_whole_starts_the_installed_agent(tmp_pat
     assert av.read_versions(tmp_path) == AgentVersions(current="b")
     path.write_bytes(newer[:-3])
     assert av.read_versions(tmp_path) == AgentVersions()
+
+
+def test_a_second_agent_is_no_start_of_a_trial(tmp_path: Path) -> None:
+    config, root = tmp_path / "agent.toml", tmp_path / "state"
+    config.write_text('state_dir = "state"\n')
+    noted = AgentVersions(trial="b", starts=1)
+    av.write_versions(root, noted)
+    store = SlotStore(root)  # what the agent that runs holds
+    assert _start(config) == ""
+    assert av.read_versions(root) == noted
+    store.close()
+    assert _start(config) == ""
+    assert av.read_versions(root).failed == "b"
 
 
 def test_a_wheel_with_a_name_that_leads_out_is_refused(tmp_path: Path) -> None:

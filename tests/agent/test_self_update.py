@@ -1,5 +1,6 @@
 """The agent updates itself: real processes, started again by a loop in the place of systemd."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,15 +13,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from control_fixtures import client_of, desired_of
 from fleet_fixtures import Fleet
-from mqtt_fixtures import DEVICE, WAIT_S, Mosquitto, write_profile
+from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle, write_profile
 from wheel_fixtures import agent_wheel, installed_wheel, tandem_wheel
 
 from device.agent.config import load_agent_config
+from device.agent.environment import make_environment
+from device.agent.launch import ENVIRONMENT
 from device.control.client import Client
 from device.control.self_update import install_version
 from device.errors import BundleError, StateError, TrustError
-from device.protocol.control import AskProgress
+from device.protocol.control import AskProgress, Install, SwitchAgent
+from device.protocol.documents import encode
 from device.update import agent_versions as av
 from device.update.agent_versions import AgentVersions
 from toolkit.fleet.brokers.local import free_port
@@ -190,6 +195,44 @@ def test_a_version_has_to_be_signed(tmp_path: Path) -> None:
     pack_agent(bundle, tmp_path / "wheels-2.0", "")
     with pytest.raises(TrustError, match="it is another file"):
         install_version(bundle, config, str(fleet.served))
+
+
+def test_a_pipeline_that_ran_has_to_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(AgentBox(tmp_path, free_port())) as box:
+        _switch_with_a_pipeline(tmp_path, box, monkeypatch)
+
+
+def _switch_with_a_pipeline(tmp_path: Path, box: AgentBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.start()
+    client = client_of(box)
+    desired = desired_of(make_bundle(tmp_path / "in"))
+    client.ask(Install(desired=encode(desired).decode(), bundle=str(tmp_path / "in")))
+    *_, last = client.follow(desired.request)
+    assert last.reported is not None
+    assert last.reported.update.phase == "live"
+    with pytest.raises(StateError, match="no whole environment 2-x"):
+        client.ask(SwitchAgent(environment="2-x", limit_s=9.0))
+    make_environment(packed(tmp_path, "2", HANGS), box.state_dir / av.FOLDER, "2-x")
+    try_to_switch(client)
+    client.close()
+    assert box.process is not None
+    assert box.process.wait(WAIT_S) == 0
+    box.process = None
+    noted = av.read_versions(box.state_dir)
+    assert (noted.trial, noted.needs_mqtt, noted.needs_pipeline) == ("2-x", False, True)
+    # This very agent stands in for the version on trial.
+    monkeypatch.setenv(ENVIRONMENT, "2-x")
+    box.start()
+    until(lambda: av.read_versions(box.state_dir) == AgentVersions(current="2-x"))
+    assert len(box.runs()) == 2
+
+
+def try_to_switch(client: Client) -> None:
+    """The agent may end before its answer is sent."""
+    with contextlib.suppress(StateError):
+        client.ask(SwitchAgent(environment="2-x", limit_s=9.0))
 
 
 def real_bundle(folder: Path, wheel: Path, version: str) -> Path:
