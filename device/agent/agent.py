@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from device.agent.agent_trial import AgentTrial
 from device.agent.child_process import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig
@@ -54,7 +55,7 @@ from device.agent.verification import (
     VerificationEvent,
 )
 from device.board_files import tandem_version
-from device.protocol.control import Answer, Ask, Cancel, Commit, Install, Rollback
+from device.protocol.control import Answer, Ask, Cancel, Commit, Install, Rollback, SwitchAgent
 from device.protocol.documents import Desired, Reported, Signed, encode
 from device.protocol.fitting import fit
 from device.protocol.messages import ChildMessage, Failure, Stats, encode_message
@@ -107,6 +108,7 @@ class Agent:
         if self._smp is not None:
             config = _with_source(config, self._smp.folder)
         self._restarts = False
+        self._agent_trial = AgentTrial(Path(config.state_dir))
         self._updater = self._new_updater(config)
         self._verification = Verification(
             self._put,
@@ -285,6 +287,7 @@ class Agent:
         self._updater.advance(now_s)
         self._check.advance(now_s, self._updater.state)
         self._remote.advance(now_s)
+        self._agent_trial.advance(now_s, mqtt=self._presence.online, pipeline=self._works())
         # `advance` may take long
         request = self._updater.downloads.next_request(
             time.monotonic(), online=self._presence.online
@@ -393,6 +396,20 @@ class Agent:
         self._updater.on_desired(desired, verdict, sideloaded=True)
         return ""
 
+    def _switch(self, ask: SwitchAgent) -> str:
+        """End, so that another version of the agent is tried; return why that is not done."""
+        if self._updater.on_trial:
+            return "a release is on trial: wait for its end"
+        problem = self._agent_trial.begin(
+            ask.environment, ask.limit_s, mqtt=self._presence.online, pipeline=self._works()
+        )
+        if not problem:
+            self.stop()
+        return problem
+
+    def _works(self) -> bool:
+        return self._pipeline.health().working
+
     # -- reports
 
     def _forward(self, message: ChildMessage) -> None:
@@ -456,6 +473,7 @@ ASKS: Mapping[type[Ask], Callable[[Agent, Any], str]] = {
     Cancel: Agent._cancel,
     Rollback: lambda agent, _ask: agent._updater.ask("go_back", "it was asked for on the board"),
     Commit: lambda agent, _ask: agent._updater.ask("accept"),
+    SwitchAgent: Agent._switch,
 }
 
 

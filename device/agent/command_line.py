@@ -8,6 +8,7 @@ from pathlib import Path
 
 from device.agent.agent import serve
 from device.agent.config import load_agent_config
+from device.agent.launch import launch
 from device.agent.log import set_up_log
 from device.errors import TandemError
 from device.start.command import module_command
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(words)
     set_up_log(arguments.log_level, os.environ)
     try:
+        launch(arguments.config, words)
         serve(load_agent_config(arguments.config))
     except TandemError as error:
         print(f"tandem-agent: {error}", file=sys.stderr)

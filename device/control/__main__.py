@@ -10,10 +10,12 @@ import msgspec
 from device.agent.config import load_agent_config
 from device.control.client import Client, board_facts, inventory
 from device.control.receive import erase, receive
+from device.control.self_update import install_version, try_version
 from device.control.upload_request import DESIRED, DESIRED_OF, REPOSITORY
 from device.errors import ConfigError, TandemError
 from device.protocol.control import AskProgress, Cancel, Commit, Install, Rollback
 from device.protocol.signed import open_desired
+from device.update.agent_versions import TRIAL_S, read_versions
 
 CONFIG = Path("/etc/tandem/agent.toml")
 Action = Callable[[Client, argparse.Namespace], int]
@@ -80,6 +82,17 @@ def _commit(client: Client, _: argparse.Namespace) -> int:
     return 0
 
 
+def _self_update(client: Client, options: argparse.Namespace) -> int:
+    """Try another version of the agent; exit status 0 if it stays."""
+    config = load_agent_config(options.config)
+    name = install_version(options.bundle, config, options.repository)
+    reason = try_version(client, name, options.limit)
+    _say(read_versions(client.state_dir))
+    if reason:
+        print(f"tandem-agent: {name} is given up: {reason}", file=sys.stderr)
+    return 1 if reason else 0
+
+
 # Action -> what does it, and what the help says.
 ACTIONS: Mapping[str, tuple[Action, str]] = {
     "facts": (_facts, "what this board is and what it runs"),
@@ -90,6 +103,7 @@ ACTIONS: Mapping[str, tuple[Action, str]] = {
     "cancel": (_cancel, "end an update that is not live"),
     "commit": (_commit, "keep a release on trial that waits for that"),
     "rollback": (_rollback, "go back to the release in the other slot"),
+    "self-update": (_self_update, "try another version of the agent, and keep it if it works"),
 }
 
 
@@ -123,6 +137,21 @@ def make_parser() -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name == "install":
             action.add_argument("folder", type=Path, help="what `tandem flash --to dir://` wrote")
+        if name == "self-update":
+            action.add_argument("bundle", type=Path, help="what `tandem bundle agent` wrote")
+            action.add_argument(
+                "--repository",
+                default="",
+                metavar="DIR|URL",
+                help="where the signed metadata are (default: as agent.toml says)",
+            )
+            action.add_argument(
+                "--limit",
+                type=float,
+                default=TRIAL_S,
+                metavar="SECONDS",
+                help="so long MQTT and the pipeline may take to come back (default: %(default)g)",
+            )
         if name == "cancel":
             action.add_argument("request", help="the request of the desired document")
     return parser

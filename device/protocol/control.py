@@ -55,7 +55,18 @@ class Commit(_Ask, frozen=True, kw_only=True, tag="commit"):
     """Keeps a release on trial that waits for that (`InstallPolicy.manual`)."""
 
 
-Ask = Union[AskProgress, Install, Cancel, Rollback, Commit]  # noqa: UP007  (read by msgspec on 3.10)
+class SwitchAgent(_Ask, frozen=True, kw_only=True, tag="switch_agent"):
+    """Lets the agent end, so that another version of it is tried (`device.update.agent_versions`).
+
+    `environment`: its name below the state folder. `limit_s`: so long it may take to bring back
+    MQTT and the pipeline, where they work now.
+    """
+
+    environment: str
+    limit_s: float
+
+
+Ask = Union[AskProgress, Install, Cancel, Rollback, Commit, SwitchAgent]  # noqa: UP007  (read by msgspec on 3.10)
 
 
 class SlotRow(msgspec.Struct, frozen=True, kw_only=True):

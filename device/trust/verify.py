@@ -34,7 +34,7 @@ def _verify_locked(request: Request, fetcher: WholeFileFetcher, stack: ExitStack
         make_folder(state)
         stack.enter_context(locked(state))
         journal = Journal(state)
-        root = _trusted_root(trust)
+        root = trusted_root(trust)
         repository = TrustedRepository(root, state / METADATA_FOLDER, fetcher, journal)
         repository.refresh()
         director = load_director(repository, journal, state / DIRECTOR, trust / DIRECTOR)
@@ -88,7 +88,8 @@ def _judge_command(request: Request, director: Director) -> Verdict:
     return Trusted()
 
 
-def _trusted_root(folder: Path) -> bytes:
+def trusted_root(folder: Path) -> bytes:
+    """Return the root.json that the board was given. Raises TrustError."""
     try:
         return (folder / ROOT).read_bytes()
     except OSError as error:

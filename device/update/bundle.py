@@ -17,7 +17,9 @@ import msgspec
 
 from device.errors import BundleError, BundleReadError
 from device.files import UnfitFileError, open_to_read, replacing, sync_folder, write_synced
+from device.update.agent_payload import PROFILE, AgentPayload, members_problem
 from device.update.bundle_info import (
+    AGENT,
     ONE_MODEL,
     SERVICE,
     SEVERAL_MODELS,
@@ -70,12 +72,13 @@ __all__ = [
     "read_bundle_info",
     "read_folder_info",
     "verify_folder",
+    "write_agent_bundle",
     "write_bundle",
     "write_bundle_of_models",
     "write_bundle_of_service",
 ]
 
-FORMATS = (ONE_MODEL, SEVERAL_MODELS, SERVICE)
+FORMATS = (ONE_MODEL, SEVERAL_MODELS, AGENT, SERVICE)
 MAX_INFO_BYTES = 64 * 1024
 
 # What opening a file says of the files themselves; any other error is of the disk or the system.
@@ -133,6 +136,25 @@ def write_bundle_of_models(
         **_stated(facts),
     )  # fmt: skip
     return _write(out, {**members, PIPELINE: pipeline}, info, bom)
+
+
+def write_agent_bundle(
+    out: Path, *, wheels: Sequence[Path], version: str, payload: AgentPayload
+) -> BundleInfo:
+    """Write a release of the agent, as `write_bundle` does."""
+    sources = {path.name: path for path in sorted(wheels, key=lambda path: path.name)}
+    try:
+        files = tuple(describe_file(member, path) for member, path in sources.items())
+        info = BundleInfo(
+            format=AGENT, name="tandem-agent", version=version, profile=PROFILE, files=files,
+            agent=payload,
+        )  # fmt: skip
+        checked = _decode_info(msgspec.json.encode(info), out)
+        with replacing(out) as file:
+            file.writelines(_bundle_bytes(checked, sources))
+    except OSError as error:
+        raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
+    return info
 
 
 def write_bundle_of_service(
@@ -301,6 +323,10 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
         )
     if (info.format == SEVERAL_MODELS) != bool(info.models):
         raise BundleError(f"{where} has bundle format {info.format} and {len(info.models)} models")
+    if (info.format == AGENT) != (info.agent is not None):
+        raise BundleError(
+            f"{where} has bundle format {info.format}, which its content does not fit"
+        )
     _check_members(info, where)
     if (size := _file_bytes(info, len(blob))) > MAX_BUNDLE_BYTES:
         raise BundleError(
@@ -313,6 +339,11 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
 def _check_members(info: BundleInfo, where: Path) -> None:
     """Raise BundleError unless the members are those of the models, and none is too large."""
     names = tuple(entry.name for entry in info.files)
+    if info.agent is not None:
+        if problem := members_problem(info.version, names):
+            raise BundleError(f"{where} is no release of the agent: {problem}")
+        _check_sizes(info, where)
+        return
     if info.is_service:
         if info.golden is not None:
             raise BundleError(f"{where} is a service, and has golden inputs")
@@ -333,6 +364,10 @@ def _check_members(info: BundleInfo, where: Path) -> None:
                 f"{where} has limits of golden inputs for {sorted(info.golden.limits)}, its models "
                 f"are {sorted(runs)}"
             )
+    _check_sizes(info, where)
+
+
+def _check_sizes(info: BundleInfo, where: Path) -> None:
     for entry in info.files:
         if entry.bytes > (limit := member_limit(entry.name)):
             raise BundleError(

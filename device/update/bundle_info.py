@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from device.update.agent_payload import AgentPayload
 from device.update.members import (
     ENGINE,
     GOLDEN,
@@ -17,7 +18,7 @@ from device.update.members import (
     Text,
 )
 
-ONE_MODEL, SEVERAL_MODELS, SERVICE = 1, 2, 4  # formats
+ONE_MODEL, SEVERAL_MODELS, AGENT, SERVICE = 1, 2, 3, 4  # formats
 BomWriter = Callable[["BundleInfo"], Path]
 """Gets what the bundle says of itself and its other members; returns the file that it wrote."""
 
@@ -59,7 +60,8 @@ class BundleInfo(
     SHA-256 of what it was made of, by "model", "data" and "table". `metrics`: what was measured of
     it, `measured_by`: how. Of several models the keys of these begin with the model's name and a
     dot. `requires`: the least that a board must have (`device.update.admission`).
-    `min_version_floor`: the oldest version that may run where this one was live.
+    `min_version_floor`: the oldest version that may run where this one was live. `agent`: this is a
+    release of the agent itself, whose members are wheels.
     """
 
     format: int
@@ -76,6 +78,7 @@ class BundleInfo(
     licence: str = ""
     requires: dict[Text, Text] = {}
     min_version_floor: str = ""
+    agent: AgentPayload | None = None
 
     @property
     def is_service(self) -> bool:
@@ -85,8 +88,8 @@ class BundleInfo(
     @property
     def runs(self) -> tuple[BundleModel, ...]:
         """The engines, each with its labels and golden inputs; the name of an only one is empty.
-        A service has none."""
-        if self.models or self.is_service:
+        A service and an agent have none."""
+        if self.models or self.is_service or self.agent is not None:
             return self.models
         golden = GOLDEN if self.golden else ""
         return (BundleModel(name="", engine=ENGINE, labels=LABELS, golden=golden),)

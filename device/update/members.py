@@ -22,6 +22,7 @@ from msgspec import Meta
 from device.errors import BundleError
 from device.files import open_to_read
 from device.protocol.documents import MAX_BLOB_BYTES
+from device.update.agent_payload import WHEEL_SUFFIX
 
 INFO = "bundle.json"
 ENGINE = "model.engine"
@@ -43,6 +44,7 @@ LIMITS: Mapping[str, int] = {
     LABELS: 1024**2,
     GOLDEN: 64 * 1024**2,
     BOM: 1024**2,
+    WHEEL_SUFFIX: 1024**3,
 }
 # Key of a model's row -> how the name of its member ends.
 SUFFIXES: Mapping[str, str] = {

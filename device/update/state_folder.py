@@ -42,6 +42,7 @@ RULES: tuple[tuple[str, int | None], ...] = (
     ("control.sock", _SOCKET),
     ("shadow.sock", _SOCKET),
     (DATA, _FOLDER),
+    ("agent", None),  # environments of other versions: links to Python, files that are run
     ("slots", _FOLDER),
     ("slots/a", _FOLDER),
     ("slots/b", _FOLDER),

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from cli_fixtures import invoke, status_of
 from model_fixtures import small_convnet
+from wheel_fixtures import agent_wheel
 
 from device.errors import TandemError
 from toolkit.cli.main import tandem
@@ -115,6 +116,7 @@ ROWS = {
     "run": row("run", "net.bundle", "--source", "pictures", "--frames", "2"),
     "record": row("record", "net.bundle", "a.mcap", "--source", "pictures", "--frames", "2"),
     "replay": fails("replay", "net.bundle", "missing.mcap"),
+    "bundle agent": row("bundle", "agent", "--wheels", "wheels", "-o", "agent.bundle"),
     "bundle create": row(*BUNDLE, "-o", "again.bundle"),
     "bundle diff": row("bundle", "diff", "net.bundle", "net.bundle"),
     "bundle inspect": row("bundle", "inspect", "net.bundle"),
@@ -218,6 +220,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
     (folder / "pictures").symlink_to(ROOT / "configs/scenes/heldout")
     (folder / "noise").mkdir()
+    agent_wheel(folder / "wheels", "1.2")
     for words in (
         ("build", "net.onnx", *PROFILE, "-o", "net.engine"),
         ("build", "net.onnx", "--profile", "agx-orin-64gb", "--data", "samples.npy",

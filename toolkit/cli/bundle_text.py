@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from device.update.bundle import GoldenLimit
+from device.update.bundle import BundleInfo, GoldenLimit
 from toolkit.fleet.bundles.diff import Change, Difference, TensorChange
 from toolkit.fleet.bundles.inspection import BundleView, EngineView, TensorView
 from toolkit.fleet.bundles.signature import Signature
@@ -30,6 +30,26 @@ def bundle_table(view: BundleView) -> RenderableType:
         members.add_row(member.name, f"{member.bytes:,}", member.sha256)
     engines = [part for engine in view.engines for part in _engine(engine)]
     return Group(head, facts, members, *engines)
+
+
+def agent_text(info: BundleInfo) -> str:
+    """Return what a release of the agent is, and what a board needs for it."""
+    needs = info.agent
+    assert needs is not None
+    rows = (
+        ("Python", needs.min_python, needs.below_python),
+        ("L4T", needs.min_l4t, needs.below_l4t),
+        ("glibc", needs.min_glibc, ""),
+    )
+    parts = [
+        " ".join(filter(None, (name, least and f">= {least}", below and f"< {below}")))
+        for name, least, below in rows
+        if least or below
+    ]
+    machine = needs.machine or "any machine"
+    return printable(
+        f"{info.name} {info.version}, {len(info.files)} wheels for {', '.join((machine, *parts))}"
+    )
 
 
 def checks_table(checks: Sequence[Check]) -> RenderableType:

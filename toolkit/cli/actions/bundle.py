@@ -8,15 +8,26 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from device.engine.manifest import UNCALIBRATED
-from device.update.bundle import BOM, BundleFacts
+from device.update.bundle import BOM, BundleFacts, check_bundle, read_bundle_info
 from pipelines.config import load_pipeline
 from toolkit.cli.actions.outputs import print_result, status_2
 from toolkit.cli.actions.registry import open_registry
-from toolkit.cli.bundle_text import bundle_table, checks_table, difference_table
-from toolkit.cli.commands.bundle import Create, Diff, Facts, Inspect, Pull, Push, Sbom, Verify
+from toolkit.cli.bundle_text import agent_text, bundle_table, checks_table, difference_table
+from toolkit.cli.commands.bundle import (
+    Agent,
+    Create,
+    Diff,
+    Facts,
+    Inspect,
+    Pull,
+    Push,
+    Sbom,
+    Verify,
+)
 from toolkit.cli.log import warn
 from toolkit.cli.progress import progress_bar
 from toolkit.errors import NotComparedError
+from toolkit.fleet.bundles.agent import pack_agent
 from toolkit.fleet.bundles.create import pack_bundle
 from toolkit.fleet.bundles.diff import compare_bundles
 from toolkit.fleet.bundles.facts import bundle_facts, golden_source, hash_of
@@ -103,8 +114,27 @@ def _facts(facts: Facts) -> BundleFacts:
     )
 
 
+def agent(options: Agent) -> None:
+    """Write a release of the agent and print which boards take it. Raises TandemError."""
+    info = pack_agent(
+        options.output,
+        options.wheels,
+        options.version,
+        min_l4t=options.min_l4t,
+        below_l4t=options.below_l4t,
+    )
+    size = options.output.stat().st_size
+    text = f"wrote {options.output}: {agent_text(info)}, {size / 1e6:.1f} MB"
+    print_result(info, text, as_json=options.as_json)
+
+
 def inspect(options: Inspect) -> None:
     """Print what a bundle holds. Raises TandemError."""
+    if read_bundle_info(options.bundle).agent is not None:
+        info, _ = check_bundle(options.bundle)
+        wheels = "".join(f"\n{file.sha256}  {file.name}" for file in info.files)
+        print_result(info, f"{agent_text(info)}{wheels}", as_json=options.as_json)
+        return
     with unpacked(options.bundle) as bundle:
         view = describe(bundle)
     _print(view, None if options.as_json else bundle_table(view))

@@ -8,6 +8,7 @@ import click
 from device.update.admission import REQUIREMENTS
 from toolkit.cli.command import (
     FILE,
+    FOLDER,
     NEW_FILE,
     argument,
     command,
@@ -106,6 +107,26 @@ class Create:
         "device compares its own with them before a trial.", metavar="N|DIR",
     )  # fmt: skip
     facts: Facts = part()
+    as_json: bool = json_option("Print what was written as JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Write a release of the agent itself: the wheels of a folder, for the boards that fit them.
+
+    Which Python, machine and glibc a board needs is what the names of the wheels say. A board
+    takes it by `tandem-agent control self-update`.
+
+    Example: tandem bundle agent --wheels wheels -o agent.bundle
+    """
+
+    wheels: Path = option(
+        "Tandem's wheel, and those of all that a board's system lacks.", type=FOLDER, required=True
+    )
+    output: Path = option("The bundle to write.", "-o", "--output", type=NEW_FILE, required=True)
+    version: str = option("The version.  [default: that of Tandem's wheel]", default="")
+    min_l4t: str = option("The oldest L4T that it runs on.", default="")
+    below_l4t: str = option("The first L4T that it does not run on.", default="")
     as_json: bool = json_option("Print what was written as JSON.")
 
 
@@ -213,7 +234,7 @@ bundle = group(
     """,
     [
         command(options, f"bundle:{options.__name__.lower()}")
-        for options in (Create, Inspect, Verify, Diff, Sbom, Push, Pull)
+        for options in (Create, Agent, Inspect, Verify, Diff, Sbom, Push, Pull)
     ],
     _Bundle,
 )

@@ -3,9 +3,10 @@
 import shlex
 from pathlib import Path
 
+from device.update.agent_versions import FILE, FOLDER
 from toolkit.fleet.boards.probe import NEEDED_MB
 from toolkit.fleet.boards.setup import Setup, State, packed, stamp_of
-from toolkit.fleet.boards.texts import AGENT, VENV
+from toolkit.fleet.boards.texts import AGENT, STATE, VENV
 from toolkit.fleet.boards.wheels import content_digest, gather, locked_versions, pip_wheel
 
 STAMP = f"{VENV}/tandem.installed"
@@ -50,7 +51,10 @@ def look_packages(setup: Setup) -> State:
 
 
 def install_packages(setup: Setup) -> str:
-    """Send what the board lacks, or let it download that, and install."""
+    """Send what the board lacks, or let it download that, and install.
+
+    What is installed runs from then on, not a version that the agent has updated itself to.
+    """
     options, probe = setup.options, setup.probe
     wheels: tuple[Path, ...] = (options.wheel,)
     index = ""
@@ -80,6 +84,7 @@ printf '%s\\n' {shlex.join((probe.numpy, *tested))} > {_WHEELS}/constraints.txt
 {run} install {_PIP} {index} -c {_WHEELS}/constraints.txt {shlex.quote(wheel + extras)}
 {run} install {_PIP} --no-index --no-deps --force-reinstall {wheel}
 {AGENT} --help > /dev/null
+rm -f {STATE}/{FOLDER}/{FILE}
 rm -rf {_WHEELS}"""
     setup.shell.must(script, root=True, what="install the packages")
     setup.write(STAMP, _stamp(setup), mode="644")

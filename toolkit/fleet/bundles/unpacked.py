@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device.engine.file import Engine, open_engine
+from device.errors import BundleError
 from device.update.bundle import BundleInfo, extract_bundle
 
 
@@ -34,11 +35,16 @@ def label_members(info: BundleInfo) -> tuple[str, ...]:
 def unpacked(path: Path) -> Iterator[Unpacked]:
     """Yield a bundle with every byte checked.
 
-    Raises BundleError: it is damaged; EngineError: one of its engines is.
+    Raises BundleError: it is damaged, or a release of the agent; EngineError: an engine is damaged.
     """
     with tempfile.TemporaryDirectory(prefix="tandem-bundle-") as place, ExitStack() as stack:
         folder = Path(place) / "bundle"
         info = extract_bundle(path, folder)
+        if info.agent is not None:
+            raise BundleError(
+                f"{path} is a release of the agent, which has no engines: `tandem bundle inspect` "
+                "and `verify` take it"
+            )
         engines = {
             name: stack.enter_context(open_engine(folder / name)) for name in engine_members(info)
         }

@@ -35,6 +35,8 @@ def verify_contents(path: Path, folder: Path) -> tuple[Check, ...]:
     if not hashes.passed:
         return (hashes,)
     info = read_folder_info(folder)
+    if info.agent is not None:
+        return (hashes,)
     engines = (_check(name, partial(_engine, folder / name, info)) for name in engine_members(info))
     return (
         hashes,

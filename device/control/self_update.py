@@ -1,0 +1,143 @@
+"""`tandem-agent control self-update`: another version of the agent beside the one that runs."""
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+from device.agent.config import AgentConfig
+from device.agent.environment import make_environment
+from device.agent.launch import command_of
+from device.board_files import l4t_of, read_text
+from device.control.client import Client
+from device.errors import BundleError, StateError, TrustError
+from device.files import locked, make_folder, remove, sha256_of
+from device.protocol.control import SwitchAgent
+from device.protocol.documents import CHUNK_BYTES, BlobSpec, ReleaseSpec
+from device.trust.exchange import MQTT_REPOSITORY
+from device.update import agent_versions as av
+from device.update.agent_payload import BoardSoftware, unfit
+from device.update.bundle import BundleInfo, check_bundle
+
+LOOK_S = 0.2
+IMPORT_S = 300.0  # so long a version may take to say its help, on a slow card under load
+AFTER_S = 120.0  # what systemd may take to start the agent again, after the trial's limit
+
+
+def board_software(root: Path = Path("/")) -> BoardSoftware:
+    """Return what a release of the agent is compared with."""
+    try:
+        glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+    except (OSError, ValueError):  # another C library
+        glibc = ""
+    return BoardSoftware(
+        python=platform.python_version(),
+        machine=platform.machine(),
+        glibc=glibc,
+        l4t=l4t_of(read_text(root / "etc/nv_tegra_release")),
+    )
+
+
+def install_version(bundle: Path, config: AgentConfig, repository: str) -> str:
+    """Check a bundle, make its environment, and return the environment's name.
+
+    `repository`: a folder or URL with the signed metadata, "" as agent.toml says. Raises
+    TandemError: it is damaged, not signed, does not fit this board, or its agent does not start.
+    """
+    info, _ = check_bundle(bundle)
+    if info.agent is None:
+        raise BundleError(
+            f"{bundle} is a release of pipelines, none of the agent: `tandem-agent control install`"
+            " takes those"
+        )
+    sha256 = sha256_of(bundle)
+    if not config.dev:
+        _check_signed(bundle, info, sha256, config, repository)
+    if reasons := unfit(info.agent, board_software()):
+        raise BundleError(f"version {info.version} of the agent is refused: {'; '.join(reasons)}")
+    name = f"{info.version}-{sha256[:12]}"
+    state_dir = Path(config.state_dir)
+    make_environment(bundle, state_dir / av.FOLDER, name)
+    if problem := _start_problem(state_dir, name):
+        if av.read_versions(state_dir).current != name:
+            remove(state_dir / av.FOLDER / name)
+        raise BundleError(f"version {info.version} of the agent does not start: {problem}")
+    return name
+
+
+def _start_problem(state_dir: Path, name: str) -> str:
+    """Return why the agent of an environment cannot even say its help; "" if it does."""
+    program, words, environment = command_of(state_dir, name, ["--help"])
+    try:
+        done = subprocess.run(
+            [program, *words[1:]], env=environment, capture_output=True, text=True, check=False,
+            timeout=IMPORT_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return f"{last}; a bundle needs all wheels that the board's system lacks"
+
+
+def try_version(client: Client, name: str, limit_s: float) -> str:
+    """Let the agent make way for a version and wait for the end of its trial.
+
+    Returns "", or why it was given up. Raises StateError: the agent refuses, or there is no end.
+    """
+    state_dir = client.state_dir
+    if av.read_versions(state_dir).current == name:
+        return ""
+    try:
+        client.ask(SwitchAgent(environment=name, limit_s=limit_s))
+    except StateError:
+        if av.read_versions(state_dir).trial != name:  # else it ended before it answered
+            raise
+    end_s = time.monotonic() + limit_s + AFTER_S
+    while (versions := av.read_versions(state_dir)).trial == name:
+        if time.monotonic() > end_s:
+            raise StateError(
+                f"the trial of {name} has not ended within {limit_s + AFTER_S:g} s: look whether "
+                "systemd starts tandem-agent again (Restart=always)"
+            )
+        time.sleep(LOOK_S)
+    return "" if versions.current == name else versions.reason
+
+
+def _check_signed(
+    bundle: Path, info: BundleInfo, sha256: str, config: AgentConfig, repository: str
+) -> None:
+    """Raise TrustError unless the fleet's repository lists this very bundle."""
+    from device.trust import desired as rules
+    from device.trust.fetchers import FolderFetcher, HttpFetcher
+    from device.trust.journal import Journal
+    from device.trust.repository import TrustedRepository
+    from device.trust.verify import METADATA_FOLDER, trusted_root
+
+    place = repository or config.trust.repository
+    if place == MQTT_REPOSITORY:
+        raise TrustError(
+            "the signature cannot be checked over MQTT: name a folder or URL with the fleet's "
+            "metadata by --repository"
+        )
+    target_path = f"{info.name}/{info.version}/{info.profile}.bundle"
+    size = bundle.stat().st_size
+    # No chunk is fetched, and no index: what is signed is the whole file.
+    blob = BlobSpec(sha256=sha256, bytes=size, chunk_bytes=CHUNK_BYTES, index_sha256=sha256)
+    release = ReleaseSpec(
+        name=info.name, version=info.version, profile=info.profile, blob=blob, target=target_path
+    )
+    remote = place.startswith(("http://", "https://"))
+    fetcher = HttpFetcher(place) if remote else FolderFetcher(Path(place))
+    state = Path(config.state_dir) / "trust"
+    make_folder(state, 0o700)
+    with locked(state):  # what the agent has seen holds here, too: no older metadata pass
+        root = trusted_root(Path(config.trust.dir))
+        trusted = TrustedRepository(root, state / METADATA_FOLDER, fetcher, Journal(state))
+        trusted.refresh()
+        target = trusted.target(target_path)
+    if target is None:
+        raise TrustError(rules.not_published(release))
+    rules.check_release(release, target)

@@ -1,0 +1,117 @@
+"""Which version of the agent runs on a board: the installed one, or an environment beside it.
+
+`versions.json` is replaced as a whole, so that a power cut leaves the old or the new one. The
+launcher of the installed agent counts the start of a trial before it begins: a version that is
+started again without having confirmed itself is given up. Later versions may add fields, and read
+those of earlier ones.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from device.files import make_folder, read_regular, replace_file
+
+LOG = logging.getLogger("tandem.agent")
+FOLDER, FILE = "agent", "versions.json"  # in the state folder
+INSTALLED = ""  # name of the version that the unit starts, which no update changes
+TRIAL_S = 600.0
+MAX_BYTES = 64 * 1024
+
+
+class AgentVersions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Names of environments below `agent/`; INSTALLED for the installed version.
+
+    `trial` is being tried, if it is not empty, and was started `starts` times. It has `limit_s` to
+    show what worked before: MQTT, and the pipeline. `failed`, `reason`: the last one given up.
+    """
+
+    current: str = INSTALLED
+    previous: str = INSTALLED
+    trial: str = ""
+    starts: int = 0
+    needs_mqtt: bool = False
+    needs_pipeline: bool = False
+    limit_s: float = TRIAL_S
+    failed: str = ""
+    reason: str = ""
+
+
+def begin_trial(
+    versions: AgentVersions, name: str, *, mqtt: bool, pipeline: bool, limit_s: float
+) -> AgentVersions:
+    """Let a version be tried at the next start. `mqtt`, `pipeline`: what works now."""
+    return replace(
+        versions, trial=name, starts=0, needs_mqtt=mqtt, needs_pipeline=pipeline, limit_s=limit_s
+    )
+
+
+def at_start(versions: AgentVersions, usable: Callable[[str], bool]) -> tuple[AgentVersions, str]:
+    """Return the versions as they must be on the disk before the start, and which one to start."""
+    if versions.trial and versions.starts == 0 and usable(versions.trial):
+        return replace(versions, starts=1), versions.trial
+    if versions.trial:
+        reason = "its environment is not whole"
+        if versions.starts:
+            reason = (
+                f"it ended, or did not bring back what ran before within {versions.limit_s:g} s"
+            )
+        versions = give_up(versions, reason)
+    for name in (versions.current, versions.previous):
+        if name == INSTALLED or usable(name):
+            return versions, name
+    return versions, INSTALLED
+
+
+def give_up(versions: AgentVersions, reason: str) -> AgentVersions:
+    """End a trial; what ran before is started from now on."""
+    return replace(versions, trial="", starts=0, failed=versions.trial, reason=reason)
+
+
+def is_shown(versions: AgentVersions, *, mqtt: bool, pipeline: bool) -> bool:
+    """Whether a version on trial has brought back what worked before."""
+    return (mqtt or not versions.needs_mqtt) and (pipeline or not versions.needs_pipeline)
+
+
+def confirm(versions: AgentVersions) -> AgentVersions:
+    """Keep the version on trial; the one before it stays as the previous one."""
+    return AgentVersions(current=versions.trial, previous=versions.current)
+
+
+def obsolete(versions: AgentVersions, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the environments that nothing goes back to, an interrupted one among them."""
+    needed = (versions.current, versions.previous, versions.trial)
+    return tuple(name for name in names if name not in needed and name != FILE)
+
+
+def read_versions(state_dir: Path) -> AgentVersions:
+    """Return what the file says; where there is none, or no whole one, the installed agent runs."""
+    try:
+        data = read_regular(state_dir / FOLDER / FILE, MAX_BYTES)
+        return msgspec.json.decode(data, type=AgentVersions)
+    except FileNotFoundError:
+        return AgentVersions()
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        LOG.error("%s of the agent cannot be read, the installed one runs: %s", FILE, error)
+        return AgentVersions()
+
+
+def write_versions(state_dir: Path, versions: AgentVersions) -> None:
+    """Replace the file. Raises OSError."""
+    folder = state_dir / FOLDER
+    make_folder(folder, 0o700)
+    replace_file(folder / FILE, msgspec.json.encode(versions), 0o600)
+
+
+def python_of(state_dir: Path, name: str) -> Path:
+    """Return the interpreter of an environment."""
+    return state_dir / FOLDER / name / "bin" / "python"
+
+
+def is_usable(state_dir: Path, name: str) -> bool:
+    """Whether an environment is there, and the Python that it was made for."""
+    return os.access(python_of(state_dir, name), os.X_OK)

@@ -1,0 +1,229 @@
+"""Versions of the agent: which one is started, which boards fit, and power cuts at any write."""
+
+import os
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from crash_states import Tree, record, states
+from wheel_fixtures import agent_wheel
+
+from device.agent import launch
+from device.agent.agent_trial import AgentTrial
+from device.agent.environment import make_environment
+from device.errors import BundleError
+from device.files import write_synced
+from device.update import agent_versions as av
+from device.update.agent_payload import AgentPayload, BoardSoftware, unfit
+from device.update.agent_versions import AgentVersions
+from device.update.slot_store import SlotStore
+from toolkit.fleet.bundles.agent import pack_agent
+
+BOARD = BoardSoftware(python="3.10.12", machine="aarch64", glibc="2.35", l4t="36.4.3")
+NO_L4T = BoardSoftware(python="3.12.3", machine="x86_64", glibc="2.39", l4t="")
+
+# versions, the environments that are whole, the one that is started, who is on trial then
+STARTS = [
+    (AgentVersions(), "", "", ""),
+    (AgentVersions(current="b"), "b", "b", ""),
+    (AgentVersions(current="b", previous="a"), "a", "a", ""),
+    (AgentVersions(current="b", previous="a"), "", "", ""),
+    (AgentVersions(current="a", trial="b"), "ab", "b", "b"),
+    (AgentVersions(current="a", trial="b"), "a", "a", ""),
+    (AgentVersions(current="a", trial="b", starts=1), "ab", "a", ""),
+    (AgentVersions(trial="b", starts=1), "b", "", ""),
+]
+
+
+@pytest.mark.parametrize(("versions", "whole", "name", "trial"), STARTS)
+def test_the_version_that_is_started(
+    versions: AgentVersions, whole: str, name: str, trial: str
+) -> None:
+    after, started = av.at_start(versions, lambda one: one in whole and one != "")
+    assert (started, after.trial, after.starts) == (name, trial, int(bool(trial)))
+    assert after.failed == ("b" if versions.trial and not trial else "")
+
+
+@pytest.mark.parametrize("mqtt", [True, False])
+@pytest.mark.parametrize("pipeline", [True, False])
+def test_a_trial_is_confirmed_once_what_worked_works(mqtt: bool, pipeline: bool) -> None:
+    versions = av.begin_trial(AgentVersions(), "b", mqtt=mqtt, pipeline=pipeline, limit_s=9.0)
+    assert av.is_shown(versions, mqtt=mqtt, pipeline=pipeline)
+    assert av.is_shown(versions, mqtt=False, pipeline=True) == (not mqtt)
+    assert av.is_shown(versions, mqtt=True, pipeline=False) == (not pipeline)
+
+
+def test_what_is_two_behind_is_obsolete() -> None:
+    versions = av.confirm(AgentVersions(current="b", previous="a", trial="c", starts=1))
+    assert versions == AgentVersions(current="c", previous="b")
+    assert av.obsolete(versions, ("a", "b", "c", ".d.tmp", av.FILE)) == ("a", ".d.tmp")
+
+
+REFUSALS = [
+    (AgentPayload(), BOARD, ()),
+    (AgentPayload(min_python="3.10", below_python="3.11", machine="aarch64"), BOARD, ()),
+    (
+        AgentPayload(min_python="3.10", below_python="3.11"),
+        NO_L4T,
+        ("it needs Python 3.10 or newer, older than 3.11, this board has 3.12.3",),
+    ),
+    (AgentPayload(min_l4t="36.4"), BOARD, ()),
+    (AgentPayload(below_l4t="36"), BOARD, ("it needs L4T older than 36, this board has 36.4.3",)),
+    (AgentPayload(min_l4t="36"), NO_L4T, ("it needs L4T 36 or newer, this board has none",)),
+    (
+        AgentPayload(min_glibc="2.38", machine="x86_64"),
+        BOARD,
+        (
+            "it needs glibc 2.38 or newer, this board has 2.35",
+            "its wheels are for x86_64, this board is aarch64",
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("payload", "board", "reasons"), REFUSALS)
+def test_a_board_that_does_not_fit(
+    payload: AgentPayload, board: BoardSoftware, reasons: tuple[str, ...]
+) -> None:
+    assert unfit(payload, board) == reasons
+
+
+def test_a_file_of_versions_that_is_not_whole_starts_the_installed_agent(tmp_path: Path) -> None:
+    av.write_versions(tmp_path, AgentVersions(current="b"))
+    path = tmp_path / av.FOLDER / av.FILE
+    newer = path.read_bytes()[:-1] + b',"field_of_a_later_version":1}'
+    path.write_bytes(newer)
+    assert av.read_versions(tmp_path) == AgentVersions(current="b")
+    path.write_bytes(newer[:-3])
+    assert av.read_versions(tmp_path) == AgentVersions()
+
+
+def test_a_second_agent_is_no_start_of_a_trial(tmp_path: Path) -> None:
+    config, root = tmp_path / "agent.toml", tmp_path / "state"
+    config.write_text('state_dir = "state"\n')
+    noted = AgentVersions(trial="b", starts=1)
+    av.write_versions(root, noted)
+    store = SlotStore(root)  # what the agent that runs holds
+    assert _start(config) == ""
+    assert av.read_versions(root) == noted
+    store.close()
+    assert _start(config) == ""
+    assert av.read_versions(root).failed == "b"
+
+
+def test_a_wheel_with_a_name_that_leads_out_is_refused(tmp_path: Path) -> None:
+    folder = agent_wheel(tmp_path / "wheels", "1.0")
+    with zipfile.ZipFile(folder / "tandem_edge-1.0-py3-none-any.whl", "a") as archive:
+        archive.writestr("tandem/../../evil.py", "")
+    bundle = tmp_path / "agent.bundle"
+    pack_agent(bundle, folder, "")
+    with pytest.raises(BundleError, match="leads out of it"):
+        make_environment(bundle, tmp_path / "agent", "1.0-x")
+    assert not (tmp_path / "agent" / "1.0-x").exists()
+
+
+# -- power cuts
+
+
+def _link_double(target: str, path: Path) -> None:
+    """A double of os.symlink, which the recorder does not know: a file that runs."""
+    write_synced(path, [target.encode()])
+    path.chmod(0o700)
+
+
+def _start(config: Path) -> str:
+    """Start the agent as the unit does; return the version that it becomes."""
+    with mock.patch.object(os, "execve") as execve, mock.patch.object(launch, "_watch"):
+        launch.launch(config, [])
+    return "" if not execve.called else str(execve.call_args[0][2][launch.ENVIRONMENT])
+
+
+def _story(root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[Any], None]) -> None:
+    """Three versions: `1` is kept, `2` never confirms itself, `3` and `4` are kept."""
+    current = ""
+    mark({current})
+    for name, bundle in bundles.items():
+        make_environment(bundle, root / av.FOLDER, name)
+        mark({current, name})
+        running = AgentTrial(root, {launch.ENVIRONMENT: current} if current else {})
+        assert running.begin(name, 9.0, mqtt=True, pipeline=False) == ""
+        assert _start(config) == name
+        mark({current} if name == "2" else {current, name})
+        trial = AgentTrial(root, {launch.ENVIRONMENT: name})
+        trial.advance(0.0, mqtt=False, pipeline=True)
+        assert av.read_versions(root).trial == name
+        if name == "2":
+            assert _start(config) == current
+            mark({current})
+            continue
+        trial.advance(0.0, mqtt=True, pipeline=False)
+        current = name
+        mark({current})
+
+
+def _check(tree: Tree, claim: Any, whole: dict[str, Tree], root: Path) -> None:
+    """The version that is started after a cut is one that may be, and all of it is there."""
+    (root / av.FOLDER / av.FILE).unlink(missing_ok=True)
+    content = tree.get(f"{av.FOLDER}/{av.FILE}")
+    if content is not None:
+        (root / av.FOLDER).mkdir(exist_ok=True)
+        (root / av.FOLDER / av.FILE).write_bytes(content)
+    versions = av.read_versions(root)
+    started = av.at_start(versions, lambda one: f"{av.FOLDER}/{one}/bin/python" in tree)[1]
+    assert started in claim
+    if started:
+        prefix = f"{av.FOLDER}/{started}/"
+        parts = {path: data for path, data in tree.items() if path.startswith(prefix)}
+        assert parts == whole[started]
+
+
+def _enumerate(tmp_path: Path, *, file_syncs: bool = True) -> int:
+    bundles = {}
+    for name in "1234":
+        bundles[name] = tmp_path / f"{name}.bundle"
+        pack_agent(bundles[name], agent_wheel(tmp_path / f"wheels-{name}", name), "")
+    root, config, whole = tmp_path / "state", tmp_path / "agent.toml", dict[str, Tree]()
+    root.mkdir()
+    config.write_text('state_dir = "state"\nkey_of_a_later_version = 1\n')
+    with (
+        mock.patch.object(os, "symlink", _link_double),
+        record(root) as recording,
+        mock.patch("device.files.os.fsync", os.fsync if file_syncs else lambda handle: None),
+    ):
+        _story(root, config, bundles, recording.mark)
+    (tmp_path / "again").mkdir()
+    for name, bundle in bundles.items():
+        with mock.patch.object(os, "symlink", _link_double):
+            make_environment(bundle, tmp_path / "again", name)
+        place = tmp_path / "again" / name
+        whole[name] = {
+            f"{av.FOLDER}/{name}/{path.relative_to(place).as_posix()}":
+                None if path.is_dir() else path.read_bytes()
+            for path in place.rglob("*")
+        }  # fmt: skip
+    (tmp_path / "crashed").mkdir()
+    count = 0
+    with mock.patch("logging.Logger._log"):
+        for state in states(recording, random.Random(1), most_subsets=16):
+            count += 1
+            if state.claim is None:
+                continue
+            try:
+                _check(state.tree, state.claim, whole, tmp_path / "crashed")
+            except AssertionError as error:
+                where = f"cut after operation {state.cut}, lost {state.lost}, torn {state.torn}"
+                raise AssertionError(f"{where}: {error}") from error
+    return count
+
+
+def test_a_power_cut_at_any_write_starts_a_whole_version(tmp_path: Path) -> None:
+    assert _enumerate(tmp_path) > 1000
+
+
+def test_the_checker_notices_files_that_are_not_synced(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="cut after operation"):
+        _enumerate(tmp_path, file_syncs=False)

@@ -1,0 +1,273 @@
+"""The agent updates itself: real processes, started again by a loop in the place of systemd."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from control_fixtures import client_of, desired_of
+from fleet_fixtures import Fleet
+from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle, write_profile
+from wheel_fixtures import agent_wheel, installed_wheel, tandem_wheel
+
+from device.agent.config import load_agent_config
+from device.agent.environment import make_environment
+from device.agent.launch import ENVIRONMENT
+from device.control.client import Client
+from device.control.self_update import install_version
+from device.errors import BundleError, StateError, TrustError
+from device.protocol.control import AskProgress, Install, SwitchAgent
+from device.protocol.documents import encode
+from device.update import agent_versions as av
+from device.update.agent_versions import AgentVersions
+from toolkit.fleet.brokers.local import free_port
+from toolkit.fleet.bundles.agent import pack_agent
+
+# As Restart=always does.
+UNIT = 'while :; do "$@"; sleep 0.1; done'
+AGENT = (sys.executable, "-m", "device.agent")
+HANGS = """
+import os, sys, time
+def agent():
+    if "--help" not in sys.argv:
+        with open(os.environ["TEST_PID"] + ".tmp", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(file.name, os.environ["TEST_PID"])
+        time.sleep(3600)
+    return 0
+"""
+DIES = """
+import sys
+def agent():
+    return 0 if "--help" in sys.argv else 1
+"""
+NEEDED = ("msgspec", "numpy", "paho-mqtt", "xxhash")  # of what this Python's system may lack
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 120.0
+    while not condition():
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.05)
+
+
+class Board:
+    """The folder of an agent, and the loop that starts it again."""
+
+    def __init__(self, folder: Path, port: int, table: str = "dev = true\n") -> None:
+        folder.mkdir(exist_ok=True)
+        self.config, self.state_dir = folder / "agent.toml", folder / "state"
+        self.log_file = folder / "agent.log"
+        self.pid_file = folder / "hanging.pid"
+        self.config.write_text(
+            f'device = "{DEVICE}"\nprofile = "{write_profile(folder).name}"\nstate_dir = "state"\n'
+            f'{table}[broker]\nhost = "127.0.0.1"\nport = {port}\n'
+        )
+        self._unit: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log_file.open("ab") as log:
+            self._unit = subprocess.Popen(
+                ["sh", "-c", UNIT, "unit", *AGENT, "--config", self.config],
+                stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "TEST_PID": str(self.pid_file)},
+            )  # fmt: skip
+        until(self.answers)
+
+    def answers(self) -> bool:
+        """Whether an agent answers on the control socket."""
+        try:
+            client = Client(self.state_dir)
+        except StateError:
+            return False
+        client.close()
+        return True
+
+    def agent_version(self) -> str:
+        client = Client(self.state_dir)
+        reported = client.ask(AskProgress()).reported
+        client.close()
+        assert reported is not None
+        return reported.agent
+
+    def self_update(self, bundle: Path, limit_s: float) -> "subprocess.CompletedProcess[str]":
+        words = (*AGENT, "control", "--config", self.config, "self-update", bundle)
+        return subprocess.run(
+            [*words, "--limit", str(limit_s)], capture_output=True, text=True, timeout=600,
+            check=False,
+        )  # fmt: skip
+
+    @property
+    def versions(self) -> AgentVersions:
+        return av.read_versions(self.state_dir)
+
+    def environments(self) -> list[str]:
+        return sorted(path.name for path in (self.state_dir / av.FOLDER).iterdir() if path.is_dir())
+
+    def close(self) -> None:
+        if self._unit is not None:
+            os.killpg(self._unit.pid, signal.SIGKILL)
+            self._unit.wait(WAIT_S)
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    board = Board(tmp_path / "board", free_port())
+    yield board
+    board.close()
+
+
+def packed(folder: Path, version: str, code: str) -> Path:
+    bundle = folder / f"{version}.bundle"
+    pack_agent(bundle, agent_wheel(folder / f"wheels-{version}", version, code), "")
+    return bundle
+
+
+def test_a_version_that_hangs_is_killed_and_the_one_before_runs_again(
+    tmp_path: Path, board: Board
+) -> None:
+    bundle = packed(tmp_path, "2.0", HANGS)
+    board.start()
+    done = board.self_update(bundle, limit_s=1.0)
+    assert done.returncode == 1
+    assert "2.0-" in done.stderr
+    assert "did not bring back what ran before within 1 s" in done.stderr
+    until(board.answers)
+    versions = msgspec.json.decode(done.stdout, type=AgentVersions)
+    assert versions == board.versions
+    assert (versions.current, versions.trial, versions.failed[:4]) == ("", "", "2.0-")
+    board.pid_file.unlink()
+
+    def kill() -> None:
+        until(board.pid_file.exists)
+        os.kill(int(board.pid_file.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    done = board.self_update(bundle, limit_s=300.0)  # far less, as it dies at once
+    killer.join()
+    assert "2.0-" in done.stderr
+    assert done.returncode == 1
+    until(board.answers)
+
+
+def test_what_does_not_fit_is_refused_before_anything_ends(tmp_path: Path, board: Board) -> None:
+    config = load_agent_config(board.config)
+    bundle = tmp_path / "l4t.bundle"
+    folder = agent_wheel(tmp_path / "wheels", "2.0", HANGS)
+    pack_agent(bundle, folder, "", min_l4t="99.1")
+    with pytest.raises(BundleError, match=r"needs L4T 99\.1 or newer, this board has"):
+        install_version(bundle, config, "")
+    broken = packed(tmp_path, "3.0", "import a_package_that_is_not_there")
+    with pytest.raises(BundleError, match="does not start: ModuleNotFoundError"):
+        install_version(broken, config, "")
+    assert board.environments() == []
+    assert board.versions == AgentVersions()
+
+
+def test_a_version_has_to_be_signed(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    board = Board(tmp_path / "board", free_port())
+    config = msgspec.structs.replace(
+        load_agent_config(board.config),
+        dev=False,
+        trust=msgspec.structs.replace(
+            load_agent_config(board.config).trust, dir=str(fleet.trust), repository="mqtt:"
+        ),
+    )
+    bundle = packed(tmp_path, "2.0", HANGS)
+    with pytest.raises(TrustError, match="--repository"):
+        install_version(bundle, config, "")
+    with pytest.raises(TrustError, match="was not published"):
+        install_version(bundle, config, str(fleet.served))
+    fleet.publish(bundle)
+    name = install_version(bundle, config, str(fleet.served))
+    assert av.is_usable(board.state_dir, name)
+    agent_wheel(tmp_path / "wheels-2.0", "2.0", DIES)
+    pack_agent(bundle, tmp_path / "wheels-2.0", "")
+    with pytest.raises(TrustError, match="it is another file"):
+        install_version(bundle, config, str(fleet.served))
+
+
+def test_a_pipeline_that_ran_has_to_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(AgentBox(tmp_path, free_port())) as box:
+        _switch_with_a_pipeline(tmp_path, box, monkeypatch)
+
+
+def _switch_with_a_pipeline(tmp_path: Path, box: AgentBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.start()
+    client = client_of(box)
+    desired = desired_of(make_bundle(tmp_path / "in"))
+    client.ask(Install(desired=encode(desired).decode(), bundle=str(tmp_path / "in")))
+    *_, last = client.follow(desired.request)
+    assert last.reported is not None
+    assert last.reported.update.phase == "live"
+    with pytest.raises(StateError, match="no whole environment 2-x"):
+        client.ask(SwitchAgent(environment="2-x", limit_s=9.0))
+    make_environment(packed(tmp_path, "2", HANGS), box.state_dir / av.FOLDER, "2-x")
+    try_to_switch(client)
+    client.close()
+    assert box.process is not None
+    assert box.process.wait(WAIT_S) == 0
+    box.process = None
+    noted = av.read_versions(box.state_dir)
+    assert (noted.trial, noted.needs_mqtt, noted.needs_pipeline) == ("2-x", False, True)
+    # This very agent stands in for the version on trial.
+    monkeypatch.setenv(ENVIRONMENT, "2-x")
+    box.start()
+    until(lambda: av.read_versions(box.state_dir) == AgentVersions(current="2-x"))
+    assert len(box.runs()) == 2
+
+
+def try_to_switch(client: Client) -> None:
+    """The agent may end before its answer is sent."""
+    with contextlib.suppress(StateError):
+        client.ask(SwitchAgent(environment="2-x", limit_s=9.0))
+
+
+def real_bundle(folder: Path, wheel: Path, version: str) -> Path:
+    """Tandem's own wheel with what it needs; `version` is the release's."""
+    wheels = folder / f"wheels-{version}"
+    wheels.mkdir()
+    shutil.copy(wheel, wheels)
+    for name in NEEDED:
+        installed_wheel(name, wheels)
+    bundle = folder / f"{version}.bundle"
+    pack_agent(bundle, wheels, version)
+    return bundle
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_from_one_version_to_the_next_and_back_from_broken_ones(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, broker: Mosquitto
+) -> None:
+    wheel = tandem_wheel(tmp_path_factory)
+    board = Board(tmp_path / "board", broker.port)
+    try:
+        board.start()
+        for version in ("1.1", "1.2", "1.3"):
+            done = board.self_update(real_bundle(tmp_path, wheel, version), limit_s=300.0)
+            assert done.returncode == 0, done.stderr + board.log_file.read_text()
+            until(board.answers)
+            assert board.versions.current.startswith(f"{version}-")
+            assert board.agent_version() in wheel.name
+        assert [name[:3] for name in board.environments()] == ["1.2", "1.3"]  # two behind: gone
+        for version, code in (("2.0", HANGS), ("2.1", DIES)):
+            done = board.self_update(packed(tmp_path, version, code), limit_s=3.0)
+            assert done.returncode == 1
+            until(board.answers)
+            assert board.versions.current.startswith("1.3-")
+            assert board.versions.failed.startswith(f"{version}-")
+    finally:
+        board.close()
