@@ -370,6 +370,7 @@ def _backend(front: Frontend, programs: dict[str, KernelProgram]) -> GpuBackend 
         gpu_target(front.target.profile, tactics),
         front.plan.precision,
         front.imported.dims,
+        wide=frozenset(front.wide),
         tactics=tactics,
         compiler=record,
     )

@@ -228,6 +228,7 @@ def _backend(front: Frontend) -> GpuBackend | None:
         front.plan.precision,
         dims=front.imported.dims,
         plugins=front.options.plugins,
+        wide=frozenset(front.wide),
         tactics=front.options.tactics,
         on_progress=front.report,
     )

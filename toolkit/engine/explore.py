@@ -170,7 +170,11 @@ def _loss(form: Form, fronts: Mapping[str, Frontend]) -> Judgement | None:
     ranges = fronts[form.name].ranges
     if ranges is not None:
         return ranges.judgement
-    return None if form.precision == "fp32" else _half_loss(_measured(fronts))
+    return (
+        None
+        if form.precision == "fp32"
+        else _half_loss(_measured(fronts), frozenset(fronts[form.name].wide))
+    )
 
 
 def _measured(fronts: Mapping[str, Frontend]) -> tuple[ir.Model, Ranges]:
@@ -180,10 +184,10 @@ def _measured(fronts: Mapping[str, Frontend]) -> tuple[ir.Model, Ranges]:
     return front.graph, front.ranges
 
 
-def _half_loss(measured: tuple[ir.Model, Ranges]) -> Judgement:
-    """What FP16 loses, on the samples that judge INT8."""
+def _half_loss(measured: tuple[ir.Model, Ranges], wide: frozenset[str]) -> Judgement:
+    """What FP16 loses with the tensors `wide` in FP32, on the samples that judge INT8."""
     graph, ranges = measured
-    run, parts = HalfModel(graph), ranges.fit.trial.parts
+    run, parts = HalfModel(graph, wide), ranges.fit.trial.parts
     actual = [split_outputs(parts, run(sample)) for sample, _ in ranges.judges]
     return judge(parts, [exact for _, exact in ranges.judges], actual, basis="held out")
 

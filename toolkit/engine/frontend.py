@@ -3,6 +3,7 @@
 All that plans, builds or calibrates comes through `run_frontend`, so that all decide alike.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from toolkit.cache import key_of
 from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
+from toolkit.gpu.beyond_half import BeyondHalf, beyond_half
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
 from toolkit.importers.source import Report, silent
@@ -24,7 +26,13 @@ from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
 from toolkit.quantize.ranges.data import Source
-from toolkit.quantize.ranges.measure import RangeOptions, dummy_table, measure_ranges, with_model
+from toolkit.quantize.ranges.measure import (
+    RangeOptions,
+    dummy_table,
+    measure_magnitudes,
+    measure_ranges,
+    with_model,
+)
 from toolkit.quantize.ranges.table_file import (
     fit_table,
     plain_notes,
@@ -66,7 +74,25 @@ def run_frontend(
         if step.failure or step.changes
     )
     prepared = replace(front.prepared, model=bounded)
-    return replace(front, prepared=prepared, notes=(*front.notes, *notes))
+    front = replace(front, prepared=prepared, notes=(*front.notes, *notes))
+    return replace(front, wide=_wide(front))
+
+
+def _wide(front: Frontend) -> Mapping[str, BeyondHalf]:
+    """Return the tensors that FP16 does not hold: by samples or a table, else by the graph."""
+    if front.plan.precision == "fp32":
+        return {}
+    graph, options, amax = front.prepared.model, front.options, None
+    if front.ranges is not None:
+        amax = {name: histogram.amax for name, histogram in front.ranges.histograms.items()}
+    elif front.table is not None and not front.table.dummy:
+        amax = front.table.tensors
+    elif front.plan.precision == "fp16" and options.data is not None:
+        ranges = with_model(options.ranges, front.imported)
+        amax = measure_magnitudes(graph, options.data, ranges, front.report)
+    elif front.plan.precision == "fp16" and options.table is not None:
+        amax = options.table.tensors
+    return beyond_half(graph, amax)
 
 
 def _with_ranges(front: Frontend) -> Frontend:

@@ -7,6 +7,7 @@ from device.engine.manifest import UNCALIBRATED, Manifest, largest_bytes
 from device.engine.tensorrt_manifest import TensorRT, TensorRTGpu
 from toolkit.engine.options import BuildOptions, Frontend
 from toolkit.engine.segments import BuiltSegments
+from toolkit.gpu.beyond_half import LARGEST_HALF, BeyondHalf
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend
 from toolkit.graph.segment import PlannedSegment
 from toolkit.quantize.ranges.table_file import foreign_notes
@@ -27,7 +28,28 @@ def model_notes(manifest: Manifest, front: Frontend) -> tuple[str, ...]:
         notes += foreign_notes(table, front.imported.sha256)
     if table is not None and table.dummy:
         notes.append(UNCALIBRATED)
-    return (*notes, *front.notes)
+    return (*notes, *_wide_notes(front), *front.notes)
+
+
+def _wide_notes(front: Frontend) -> Iterable[str]:
+    """Yield a note on the nodes whose results GPU kernels have in FP32."""
+    rows = {row.node or name: row for name, row in front.wide.items()}
+    if not rows:
+        return
+    shown = [
+        f"{name} ({', '.join(part for part in (row.op, _magnitude(row)) if part)})"
+        for name, row in list(rows.items())[:_MAX_REASONS]
+    ]
+    more = f" and {len(rows) - _MAX_REASONS} more" if len(rows) > _MAX_REASONS else ""
+    yield (
+        f"{len(rows)} result{'s' if len(rows) > 1 else ''} may exceed {LARGEST_HALF:g}, the largest "
+        f"of FP16, and stay{'' if len(rows) > 1 else 's'} in FP32 on the GPU: "
+        f"{', '.join(shown)}{more}"
+    )
+
+
+def _magnitude(row: BeyondHalf) -> str:
+    return row.reason if row.amax is None else f"{row.reason}: up to {row.amax:.3g}"
 
 
 def _refused_forms(manifest: Manifest) -> Iterable[str]:

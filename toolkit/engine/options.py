@@ -11,6 +11,7 @@ import onnx_ir as ir
 from calibration.table import CalibrationTable
 from device.engine.manifest import DimRange, Precision
 from toolkit.engine.target import Target
+from toolkit.gpu.beyond_half import BeyondHalf
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
@@ -89,6 +90,7 @@ class Frontend:
     `table`: None where the precision is not INT8, or where a plan takes every tensor to have a
     range. `ranges`: how they were measured, None where they were given. `floating`: nodes that stay
     in floating point unasked, and why; `off_dla`: those of them that the DLA's ranges would harm.
+    `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32.
     """
 
     options: BuildOptions
@@ -105,6 +107,7 @@ class Frontend:
     notes: tuple[str, ...] = ()
     floating: Mapping[str, str] = field(default_factory=dict)
     off_dla: frozenset[str] = frozenset()
+    wide: Mapping[str, BeyondHalf] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
 
     @property

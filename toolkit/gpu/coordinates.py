@@ -13,7 +13,7 @@ from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
 
 # Operands of which these operators arrange the numbers; the others are indices and sizes.
-_ARRANGED: Mapping[str, int] = {
+ARRANGED: Mapping[str, int] = {
     **dict.fromkeys(("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"), 1),
     **dict.fromkeys(("Expand", "Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split"), 1),
     "Concat": 1 << 30,
@@ -63,7 +63,7 @@ def _trace(name: str, producers: Mapping[str, ir.Node], exact: dict[str, bool]) 
 
 def _operands(node: ir.Node) -> list[str]:
     """Return the numbers that a node computes with or arranges; none of other nodes."""
-    count = len(node.inputs) if node.op_type in OPERATORS else _ARRANGED.get(node.op_type, 0)
+    count = len(node.inputs) if node.op_type in OPERATORS else ARRANGED.get(node.op_type, 0)
     if node.domain != "":
         count = 0
     return [str(value.name) for value in node.inputs[:count] if value is not None]

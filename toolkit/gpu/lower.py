@@ -103,11 +103,13 @@ def lower_segment(
     plugins: Sequence[Plugin] = (),
     traces: Sequence[Trace] = (),
     exact: frozenset[str] = frozenset(),
+    wide: frozenset[str] = frozenset(),
 ) -> KernelProgram:
     """Lower a segment to kernel launches and a workspace, without a compiler.
 
     `traces`: points of the dynamic dimensions; tiles are chosen for the first. `exact`: tensors
-    that kernels exchange in their own type, whatever the precision. Raises
+    that kernels exchange in their own type, whatever the precision; `wide`: those that they also
+    multiply so, as FP16 does not hold them (`toolkit.gpu.beyond_half`). Raises
     NotCoveredError: a node has no kernel, or launches differ between points; PluginError: a plugin
     fails.
     """
@@ -116,7 +118,13 @@ def lower_segment(
     if supported.refused:
         raise not_covered(supported.refused) from not_covered(supported.last)
     lower = partial(
-        _lower, supported.model, gpu=gpu, precision=precision, plugins=plugins, exact=exact
+        _lower,
+        supported.model,
+        gpu=gpu,
+        precision=precision,
+        plugins=plugins,
+        exact=exact,
+        wide=wide,
     )
     return _lower_at_every_point(lower, traces)
 
@@ -146,13 +154,14 @@ def _lower(
     precision: Precision,
     plugins: Sequence[Plugin],
     exact: frozenset[str],
+    wide: frozenset[str],
 ) -> KernelProgram:
     lowerings = {kind: row.lower for kind, row in OPERATIONS.items() if row.lower}
     emitters = {**lowerings, **plugin_emitters(plugins)}
     network = _rewritten(read_network(segment, emitters, trace))
     _check(network)
     groups = group_operations(network, EPILOGUES)
-    ctx = LoweringContext(network, gpu, _FLOAT_TYPES[precision], exact)
+    ctx = LoweringContext(network, gpu, _FLOAT_TYPES[precision], exact, wide)
     inputs = {name: _allocate_boundary(ctx, name, name) for name in network.inputs}
     ctx.views.update(inputs)
     concat.plan_concat_slices(ctx, groups)

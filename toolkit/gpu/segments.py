@@ -43,13 +43,14 @@ class SegmentCompiler(Protocol):
 class GpuBackend:
     """The target GPU of a build and the options of its kernels.
 
-    `dims`: the engine's dynamic dimensions; `compiler`: compiles the kernels of one segment.
+    `dims`: the engine's dynamic dimensions; `wide`: tensors that stay FP32; `compiler`: compiles the kernels of one segment.
     """
 
     gpu: GpuTarget
     precision: Precision
     dims: tuple[DimRange, ...] = ()
     plugins: tuple[Plugin, ...] = ()
+    wide: frozenset[str] = frozenset()
     tactics: TacticOptions = field(default_factory=TacticOptions)
     compiler: SegmentCompiler = compile_segment
     on_progress: Progress | None = None
@@ -88,6 +89,7 @@ def find_backend(
     *,
     dims: Sequence[DimRange] = (),
     plugins: Sequence[Plugin] = (),
+    wide: frozenset[str] = frozenset(),
     tactics: TacticOptions | None = None,
     on_progress: Progress | None = None,
 ) -> GpuBackend | None:
@@ -104,6 +106,7 @@ def find_backend(
         precision,
         tuple(dims),
         tuple(plugins),
+        wide,
         tactics,
         on_progress=on_progress,
     )
@@ -146,6 +149,7 @@ def lower_gpu_segments(
                     plugins=backend.plugins,
                     traces=traces[segment.name],
                     exact=exact,
+                    wide=backend.wide,
                 )
             except NotCoveredError as error:
                 refused |= _refused(segment, error)

@@ -69,8 +69,9 @@ def _read_heads(ctx: LoweringContext, group: Group) -> _Heads:
     op = group.root_operation
     queries = op.integer("q_num_heads", 1)
     counts = (queries, *(op.integer("kv_num_heads", queries),) * 2)
+    floats = ctx.float_type(*op.inputs[:3])
     q, k, v = (
-        _with_heads(ctx.read(name, "float"), count)
+        _with_heads(ctx.read(name, "float", floats=floats), count)
         for name, count in zip(op.inputs[:3], counts, strict=True)
     )
     shape = ctx.network.shapes[group.result]
@@ -134,7 +135,7 @@ def _tiles(heads: _Heads, ctx: LoweringContext) -> tuple[Tile, ...]:
     max_stages = _MAX_STAGES if gpu.copies_while_computing else 1
     tiles = []
     for queries, keys, warps, _ in fitting or [(_MIN_BLOCK, _MIN_BLOCK, 4, DEEPEST_HEAD)]:
-        stage_bytes = (depth + value_depth) * (keys + queries) * ctx.item_bytes
+        stage_bytes = (depth + value_depth) * (keys + queries) * heads.q.item_bytes
         stages = max(1, min(max_stages, gpu.shared_bytes // stage_bytes))
         tiles.append(Tile(queries, keys, depth, warps, stages))
     filling = [t for t in tiles if ceil_div(rows, t.rows) * batch_heads >= gpu.sm_count]
@@ -145,7 +146,7 @@ def _tiles(heads: _Heads, ctx: LoweringContext) -> tuple[Tile, ...]:
 def _tile_table(heads: _Heads, ctx: LoweringContext) -> tuple[tuple[int, int, int, int], ...]:
     if not ctx.gpu.has_matrix_units:
         return _TILES_WITHOUT_MMA
-    if ctx.item_bytes != 2:
+    if heads.q.item_bytes != 2:
         return _TILES_FP32
     if not ctx.gpu.has_wgmma:
         return _TILES
@@ -183,7 +184,7 @@ def _launch(
             "Y_STRIDES": y.strides,
             "BOOL_MASK": mask is not None and mask.dtype == "bool",
             "FULL_KEYS": full_keys,
-            "PRECISION": "ieee" if ctx.dtype == "float16" else ctx.gpu.fp32_precision,
+            "PRECISION": "ieee" if q.dtype == "float16" else ctx.gpu.fp32_precision,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
             "BLOCK_D": _padded(depth),
@@ -206,7 +207,7 @@ def _uses_full_blocks(ctx: LoweringContext, heads: _Heads) -> bool:
     widest = max(_padded(heads.q.shape[3]), _padded(heads.v.shape[3]))
     fits = ctx.gpu.has_matrix_units and widest <= _MAX_HEAD_IN_REGISTERS
     fits = fits or ctx.gpu.has_wgmma
-    return fixed(heads.k.shape[2]) and ctx.item_bytes == 2 and fits
+    return fixed(heads.k.shape[2]) and heads.q.item_bytes == 2 and fits
 
 
 def _key_blocks(keys: int, block: int) -> tuple[int, int]:

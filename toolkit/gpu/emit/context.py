@@ -34,7 +34,8 @@ class LoweringContext:
     """The state of the lowering of one segment: emitters read it and add to it.
 
     `dtype`: storage type of activations that are not INT8; `exact`: tensors that are stored in
-    their own type instead. `concat_slices`: tensors that are written directly into a slice of a
+    their own type instead, `wide`: those that FP16 does not hold, which kernels also read so.
+    `concat_slices`: tensors that are written directly into a slice of a
     Concat output. `allocations`: bytes by name.
     """
 
@@ -42,6 +43,7 @@ class LoweringContext:
     gpu: GpuTarget
     dtype: str
     exact: frozenset[str] = frozenset()
+    wide: frozenset[str] = frozenset()
     views: dict[str, View] = field(default_factory=dict)
     concat_slices: dict[str, View] = field(default_factory=dict)
     allocations: dict[str, int] = field(default_factory=dict)
@@ -65,7 +67,12 @@ class LoweringContext:
 
     def storage_dtype(self, dtype: str, name: str = "") -> str:
         """Return the type in which kernels exchange the tensor `name` of the ONNX type `dtype`."""
-        return self.dtype if is_float(dtype) and name not in self.exact else dtype
+        own = name in self.exact or name in self.wide
+        return self.dtype if is_float(dtype) and not own else dtype
+
+    def float_type(self, *names: str) -> str:
+        """Return the type in which a kernel reads these tensors as floats: the widest of theirs."""
+        return self.dtype if self.wide.isdisjoint(names) else "float32"
 
     def output_view(self, name: str, strides: Shape | None = None) -> View:
         """Return the view that an emitter writes the tensor `name` to: a Concat slice, or new.
@@ -91,15 +98,22 @@ class LoweringContext:
         stored = dtype if name in self.network.outputs else self.storage_dtype(dtype, name)
         return self.allocate(name, stored, shape, strides)
 
-    def read(self, name: str, numbers: Numbers = "stored", layout: Layout = "any") -> View:
+    def read(
+        self,
+        name: str,
+        numbers: Numbers = "stored",
+        layout: Layout = "any",
+        floats: str | None = None,
+    ) -> View:
         """Return the view of a tensor; copies where its type or its layout is another.
 
         `numbers`: "float" is the storage type of activations, "real" dequantizes INT8, "float or
-        integer" and "int8 or float" leave integers or INT8 as they are stored. A copy serves later
-        readers, too; an INT8 tensor also stays as it is. A constant is packed with the weights.
+        integer" and "int8 or float" leave integers or INT8 as they are stored. `floats`: another
+        type of floats than `float_type` of this tensor alone. A copy serves later readers, too; an INT8 tensor also stays as it is. A constant is packed with the weights.
         """
         view = stored = self._stored(name)
-        dtype = self.dtype if _AS_FLOAT[numbers](view) else view.dtype
+        floats = floats or self.float_type(name)
+        dtype = floats if _AS_FLOAT[numbers](view) else view.dtype
         if view.dtype != dtype:
             view = self._dequantized.get(name, view)
         if layout == "channels last":

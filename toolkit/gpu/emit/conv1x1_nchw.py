@@ -41,7 +41,8 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     op = group.root_operation
     filters = read_filters(ctx, group)
     weights = filters.values
-    x = ctx.read(op.inputs[0], filters.numbers, "channels last")
+    floats = ctx.float_type(*op.inputs[:2])
+    x = ctx.read(op.inputs[0], filters.numbers, "channels last", floats)
     packed = weight_matrix(ctx, weights[:, :, 0, 0].T, x.dtype)
     planes = _merged_pixels(y)
     assert planes is not None

@@ -35,7 +35,8 @@ def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
     dilated = _dilated(weights, three(window.dilations, 1))
     strides, pads = three(window.strides, 1), three(window.before, 0)
     phases = _phases(dilated, op.integer("group", 1), strides, pads)
-    packed = weight_matrix(ctx, phases.reshape(*phases.shape[:2], -1, phases.shape[-1]), ctx.dtype)
+    matrices = phases.reshape(*phases.shape[:2], -1, phases.shape[-1])
+    packed = weight_matrix(ctx, matrices, ctx.float_type(*op.inputs[:2]))
     taps = three(phases.shape[2:5], 1)
     _add(ctx, group, packed, window, taps=taps, dilations=(-1, -1, -1), transposed=True)
 
@@ -51,11 +52,11 @@ def _filters(ctx: LoweringContext, op: Operation) -> tuple[View, Shape]:
         # (group, filter, channel, taps) -> (group, taps, channel, filter)
         each = weights.reshape(groups, weights.shape[0] // groups, weights.shape[1], -1)
         packed = each.transpose(0, 3, 2, 1).reshape(1, groups, -1, each.shape[1])
-        return weight_matrix(ctx, packed, ctx.dtype), weights.shape[2:]
-    view = ctx.read(name, "float")
+        return weight_matrix(ctx, packed, ctx.float_type(*op.inputs[:2])), weights.shape[2:]
+    view = ctx.read(name, "float", floats=ctx.float_type(*op.inputs[:2]))
     moved = view.permuted((0, *range(2, len(view.shape)), 1))
     if not moved.is_row_major():
-        moved = ctx.copy_view(moved, row_major(moved.shape), ctx.dtype)
+        moved = ctx.copy_view(moved, row_major(moved.shape), moved.dtype)
     filters, depth = view.shape[0] // groups, prod(view.shape[1:])
     strides = (0, filters * depth, 1, depth)
     return replace(moved, shape=(1, groups, depth, filters), strides=strides), view.shape[2:]
@@ -74,7 +75,7 @@ def _add(
     """Add the product with `weights`, (phases, groups, taps x channels, filters)."""
     op = group.root_operation
     phases, groups, depth, filters = weights.shape
-    x = ctx.read(op.inputs[0], "float", "channels last")
+    x = ctx.read(op.inputs[0], "float", "channels last", ctx.float_type(*op.inputs[:2]))
     y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     epilogue, residual_name = read_epilogue(ctx, group, op.input(2), filters * groups)
     residual, r_pitch = None, 0

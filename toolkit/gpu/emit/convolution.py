@@ -64,7 +64,8 @@ def _read(ctx: LoweringContext, group: Group, depthwise: bool) -> Conv2d:
         stem = make_stem(ctx, op.inputs[0], values, window, result)
         values, window, x, pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
     else:
-        x = ctx.read(op.inputs[0], filters.numbers, "channels last")
+        floats = ctx.float_type(*op.inputs[:2])
+        x = ctx.read(op.inputs[0], filters.numbers, "channels last", floats)
         pitch = pixel_pitch(x)
         if not depthwise and groups == 1 and _row_is_one_tap(window, pitch, values.shape[1]):
             rows = window.kernel[0]

@@ -39,7 +39,8 @@ def emit_gemm(ctx: LoweringContext, group: Group) -> None:
     weights, transposed = ctx.network.constants[op.inputs[1]], bool(op.integer("transB", 0))
     depth, columns = reversed(weights.shape) if transposed else weights.shape
     int8 = int8_weights(ctx, op, 0 if transposed else 1, columns, depth)
-    left = ctx.read(op.inputs[0], "int8 or float" if int8 else "float")
+    numbers: Numbers = "int8 or float" if int8 else "float"
+    left = ctx.read(op.inputs[0], numbers, floats=ctx.float_type(*op.inputs[:2]))
     values = weights if int8 is None else int8.values
     right = weight_matrix(ctx, values.T if transposed else values, left.dtype)
     left = left.permuted((1, 0)) if op.integer("transA", 0) else left
@@ -60,12 +61,13 @@ def emit_matmul(ctx: LoweringContext, group: Group) -> None:
     depth, columns = (*shape, 1) if len(shape) == 1 else shape[-2:]
     int8 = int8_factors(ctx, op, depth, columns)
     numbers: Numbers = "float" if int8 is None else "int8 or float"
-    left = ctx.read(op.inputs[0], numbers)
+    floats = ctx.float_type(*op.inputs[:2])
+    left = ctx.read(op.inputs[0], numbers, floats=floats)
     constant = ctx.network.constants.get(op.inputs[1])
     if constant is not None and constant.ndim == 2:
         right = weight_matrix(ctx, constant, left.dtype)
     else:
-        right = ctx.read(op.inputs[1], numbers)
+        right = ctx.read(op.inputs[1], numbers, floats=floats)
     _add(ctx, group, left, right, int8)
 
 

@@ -56,7 +56,7 @@ def make_stem(
         (result[2] - 1) * window.strides[0] + (tap_rows - 1) * window.dilations[0] + 1,
         ceil_div((result[3] - 1) * window.strides[1] + run, 2) * 2,
     )
-    dtype = ctx.dtype if view.scale is None else view.dtype
+    dtype = ctx.float_type(name) if view.scale is None else view.dtype
     padded = ctx.allocate(f"{name} (padded)", dtype, shape, channels_last(shape))
     padded = replace(padded, scale=view.scale)
     before = {1: 0, 2: window.before[0], 3: window.before[1]}

@@ -1,7 +1,7 @@
 """What a network puts out in FP16: every tensor and weight is rounded to it, sums are not.
 
 So compute the tensor cores. Kernels that fuse nodes round less often. Values above 65504 become
-infinite, and NaN may follow.
+infinite, and NaN may follow, except in tensors that kernels keep in FP32.
 """
 
 from collections.abc import Mapping
@@ -18,27 +18,30 @@ Array = NDArray[np.generic]
 class HalfModel:
     """A float model in onnxruntime that rounds to FP16 whatever its nodes make."""
 
-    def __init__(self, model: ir.Model) -> None:
-        """Raises BuildError: onnxruntime cannot load the model."""
+    def __init__(self, model: ir.Model, wide: frozenset[str] = frozenset()) -> None:
+        """`wide`: tensors in FP32. Raises BuildError: onnxruntime cannot load the model."""
+        self._wide = wide
         self._outputs = tuple(str(value.name) for value in model.graph.outputs)
-        self._run = ActivationRunner(_rounded(model), self._outputs)
+        self._run = ActivationRunner(_rounded(model, wide), self._outputs)
 
     def __call__(self, sample: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs of one sample, rounded."""
-        outputs = self._run({name: _half(array) for name, array in sample.items()})
-        return {name: _half(outputs[name]) for name in self._outputs}
+        wide = self._wide
+        outputs = self._run({n: x if n in wide else _half(x) for n, x in sample.items()})
+        return {n: outputs[n] if n in wide else _half(outputs[n]) for n in self._outputs}
 
 
-def _rounded(model: ir.Model) -> ir.Model:
+def _rounded(model: ir.Model, wide: frozenset[str]) -> ir.Model:
     """Return a copy with a cast to FP16 and back behind every result that a node reads."""
     copy = model.clone()
     for value in copy.graph.initializers.values():
-        if value.dtype == ir.DataType.FLOAT and value.const_value is not None:
+        floating = value.dtype == ir.DataType.FLOAT and value.name not in wide
+        if floating and value.const_value is not None:
             value.const_value = ir.tensor(_half(value.const_value.numpy()), name=value.name)
     for node in list(copy.graph):
         for value in node.outputs:
             uses = list(value.uses())
-            if value.dtype == ir.DataType.FLOAT and uses:
+            if value.dtype == ir.DataType.FLOAT and uses and value.name not in wide:
                 back = _cast_back(copy.graph, value)
                 for reader, index in uses:
                     reader.replace_input_with(index, back)

@@ -90,8 +90,7 @@ def half_remark(graph: ir.Model, histograms: Mapping[str, Histogram]) -> str | N
     more = f" and {len(beyond) - _SHOWN} more" if len(beyond) > _SHOWN else ""
     return (
         f"{len(beyond)} node{'' if len(beyond) == 1 else 's'} gave values above {LARGEST_HALF:g}, "
-        f"the largest of FP16: {shown}{more}. In FP16 on a GPU they are infinite, and NaN follows; "
-        "build with --precision fp32, or scale the operands in the model"
+        f"the largest of FP16: {shown}{more}. Builds keep them in FP32 on a GPU; a DLA has none"
     )
 
 
@@ -204,6 +203,19 @@ def measure_ranges(
         budget=chosen.budget,
         kept=chosen.kept,
     )
+
+
+def measure_magnitudes(
+    graph: ir.Model, source: Source, options: RangeOptions, report: Report
+) -> dict[str, float]:
+    """Return the largest magnitude of every activation over the data, for builds in FP16.
+
+    Raises TandemError: the data do not fit, or hold NaN or infinities.
+    """
+    refuse_one_pass(source, options)
+    job = opened(graph, source, "0" * 64, options, report)
+    histograms = observe(job, graph, shared_runner(graph, job.tensors), None).histograms
+    return {name: histogram.amax for name, histogram in histograms.items()}
 
 
 def observe_shard(
