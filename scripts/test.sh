@@ -53,11 +53,11 @@ if (($# == 0)) && [[ -n ${TANDEM_TUF_CONFORMANCE:-} ]]; then
 fi
 heading "pytest"
 if (($# == 0)); then
-    # One more than cores: some tests wait for brokers, cameras and limits of time. Builds compile on
-    # all cores, too: more than 8 at once would wait for each other.
+    # Two for each core: tests wait for brokers, cameras and limits of time for more than half of their
+    # time. Builds compile on all cores, too: more than 8 at once would wait for each other.
     cores=$(nproc)
     # A test that fails runs once more, with the same numbers of the fixture rng. A race with a busy
     # machine may pass then; it stands in the summary as RERUN.
-    set -- -n "$((cores < 8 ? cores + 1 : 8))" --dist worksteal --reruns 1 -raR
+    set -- -n "$((cores < 4 ? 2 * cores : 8))" --dist worksteal --reruns 1 -raR
 fi
 exec .venv/bin/python -m pytest -m "not slow and not gpu and not jetson" "$@"
