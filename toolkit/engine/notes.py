@@ -42,8 +42,8 @@ def _wide_notes(front: Frontend) -> Iterable[str]:
     ]
     more = f" and {len(rows) - _MAX_REASONS} more" if len(rows) > _MAX_REASONS else ""
     yield (
-        f"{len(rows)} result{'s' if len(rows) > 1 else ''} may exceed {LARGEST_HALF:g}, the largest "
-        f"of FP16, and stay{'' if len(rows) > 1 else 's'} in FP32 on the GPU: "
+        f"{len(rows)} result{'s' if len(rows) > 1 else ''} may exceed {LARGEST_HALF:g}, "
+        f"the largest of FP16, and stay{'' if len(rows) > 1 else 's'} in FP32 on the GPU: "
         f"{', '.join(shown)}{more}"
     )
 

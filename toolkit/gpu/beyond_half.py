@@ -56,15 +56,15 @@ def beyond_half(model: ir.Model, amax: Mapping[str, float] | None) -> dict[str, 
     if amax is None:
         for node in graph:
             for reason, rule in UNBOUNDED.items():
-                for maker in rule(node):
-                    wide |= _made(maker, reason)
+                for unbounded in rule(node):
+                    wide |= _made(unbounded, reason)
         return _arranged(graph, wide)
     values = [*graph.inputs, *(out for node in graph for out in node.outputs)]
     for value in values:
         largest = amax.get(str(value.name), 0.0)
         if value.dtype == ir.DataType.FLOAT and largest * MARGIN > LARGEST_HALF:
-            node = value.producer()
-            where = ("", "") if node is None else (str(node.name), node.op_type)
+            producer = value.producer()
+            where = ("", "") if producer is None else (str(producer.name), producer.op_type)
             wide[str(value.name)] = BeyondHalf(*where, "samples", largest)
     return wide
 

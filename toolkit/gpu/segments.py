@@ -43,7 +43,8 @@ class SegmentCompiler(Protocol):
 class GpuBackend:
     """The target GPU of a build and the options of its kernels.
 
-    `dims`: the engine's dynamic dimensions; `wide`: tensors that stay FP32; `compiler`: compiles the kernels of one segment.
+    `dims`: the engine's dynamic dimensions; `wide`: tensors that stay FP32; `compiler`: compiles
+    the kernels of one segment.
     """
 
     gpu: GpuTarget

@@ -109,7 +109,8 @@ class LoweringContext:
 
         `numbers`: "float" is the storage type of activations, "real" dequantizes INT8, "float or
         integer" and "int8 or float" leave integers or INT8 as they are stored. `floats`: another
-        type of floats than `float_type` of this tensor alone. A copy serves later readers, too; an INT8 tensor also stays as it is. A constant is packed with the weights.
+        type of floats than `float_type` of this tensor alone. A copy serves later readers, too; an
+        INT8 tensor also stays as it is. A constant is packed with the weights.
         """
         view = stored = self._stored(name)
         floats = floats or self.float_type(name)
