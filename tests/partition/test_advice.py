@@ -82,11 +82,20 @@ def with_subcommands(command: click.Command) -> Iterator[click.Command]:
             yield from with_subcommands(below)
 
 
+def with_subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
+
+
 @cache
 def options_of(command: str) -> frozenset[str]:
     """The options of a command, of its subcommands too."""
     if command in PARSERS:
-        return frozenset(OPTION.findall(PARSERS[command][1].format_help()))
+        texts = (parser.format_help() for parser in with_subparsers(PARSERS[command][1]))
+        return frozenset(name for text in texts for name in OPTION.findall(text))
     found = tandem.get_command(click.Context(tandem), command)
     assert found is not None, f"there is no command `tandem {command}`"
     options = {
