@@ -7,23 +7,25 @@ import contextlib
 import os
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from device.errors import BundleError
 from device.files import disk_problem, make_folder, remove, sync_folder, write_synced
-from device.update.bundle import extract_bundle
+from device.update.bundle import extract_bundle, hash_folder
 
 _READ_BYTES = 1 << 20
 _LIBRARIES = ("purelib", "platlib")  # of NAME.data; scripts and headers are of no use to an agent
 
 
-def make_environment(bundle: Path, folder: Path, name: str) -> None:
+def make_environment(bundle: Path, folder: Path, name: str, sha256: str = "") -> None:
     """Make the environment `folder/name` with this Python, which sees the system's packages, too.
 
-    One of this name is whole, and stays. Raises BundleError: the bundle is damaged, a wheel cannot
-    be unpacked, or the disk does not take it.
+    One of this name is whole, and stays. `sha256`: of the bundle whose signature was checked, as
+    the file may be another one by now. Raises BundleError: the bundle is damaged or another one, a
+    wheel cannot be unpacked, or the disk does not take it.
     """
     if (folder / name).exists():
         return
@@ -32,6 +34,8 @@ def make_environment(bundle: Path, folder: Path, name: str) -> None:
         remove(temporary)
         make_folder(temporary, 0o700)
         info = extract_bundle(bundle, temporary / "wheels")
+        if sha256 and hash_folder(temporary / "wheels")[1] != sha256:
+            raise BundleError(f"{bundle} was changed while it was read: try it again")
         minor = ".".join(map(str, sys.version_info[:2]))
         packages = temporary / "lib" / f"python{minor}" / "site-packages"
         make_folder(packages, 0o700)
@@ -74,7 +78,9 @@ def _unpack(wheel: Path, packages: Path) -> None:
                 target.parent.mkdir(0o700, parents=True, exist_ok=True)
                 with archive.open(entry) as file:
                     write_synced(target, _blocks(file), 0o600)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError,
+    ) as error:  # fmt: skip
         raise BundleError(f"{wheel.name} cannot be unpacked: {error}") from error
     except FileExistsError as error:
         raise BundleError(f"{wheel.name} has a file that another wheel has: {error}") from error

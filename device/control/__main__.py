@@ -1,6 +1,7 @@
 """The command `tandem-agent control`: each action writes lines of JSON."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -84,6 +85,9 @@ def _commit(client: Client, _: argparse.Namespace) -> int:
 
 def _self_update(client: Client, options: argparse.Namespace) -> int:
     """Try another version of the agent; exit status 0 if it stays."""
+    if "SUDO_UID" in os.environ and options.config != CONFIG:
+        # A login that has no more than `control` by sudo would choose whom to trust.
+        raise ConfigError(f"self-update by sudo takes {CONFIG} alone: leave out --config")
     config = load_agent_config(options.config)
     name = install_version(options.bundle, config, options.repository)
     reason = try_version(client, name, options.limit)

@@ -1,5 +1,6 @@
 """`tandem-agent control self-update`: another version of the agent beside the one that runs."""
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -58,7 +59,7 @@ def install_version(bundle: Path, config: AgentConfig, repository: str) -> str:
         raise BundleError(f"version {info.version} of the agent is refused: {'; '.join(reasons)}")
     name = f"{info.version}-{sha256[:12]}"
     state_dir = Path(config.state_dir)
-    make_environment(bundle, state_dir / av.FOLDER, name)
+    make_environment(bundle, state_dir / av.FOLDER, name, sha256)
     if problem := _start_problem(state_dir, name):
         if av.read_versions(state_dir).current != name:
             remove(state_dir / av.FOLDER / name)
@@ -103,7 +104,12 @@ def try_version(client: Client, name: str, limit_s: float) -> str:
                 "systemd starts tandem-agent again (Restart=always)"
             )
         time.sleep(LOOK_S)
-    return "" if versions.current == name else versions.reason
+    if versions.current == name:
+        return ""
+    if versions.failed == name and name not in (versions.previous, versions.trial):
+        with contextlib.suppress(OSError):  # what stays is removed with the next that is kept
+            remove(state_dir / av.FOLDER / name)
+    return versions.reason or "its trial was ended from outside, or versions.json cannot be read"
 
 
 def _check_signed(

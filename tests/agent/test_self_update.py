@@ -21,9 +21,11 @@ from wheel_fixtures import agent_wheel, installed_wheel, tandem_wheel
 from device.agent.config import load_agent_config
 from device.agent.environment import make_environment
 from device.agent.launch import ENVIRONMENT
+from device.control.__main__ import main as control_main
 from device.control.client import Client
 from device.control.self_update import install_version
 from device.errors import BundleError, StateError, TrustError
+from device.files import sha256_of
 from device.protocol.control import AskProgress, Install, SwitchAgent
 from device.protocol.documents import encode
 from device.update import agent_versions as av
@@ -103,6 +105,7 @@ class Board:
         return subprocess.run(
             [*words, "--limit", str(limit_s)], capture_output=True, text=True, timeout=600,
             check=False,
+            env={name: value for name, value in os.environ.items() if name != "SUDO_UID"},
         )  # fmt: skip
 
     @property
@@ -144,6 +147,7 @@ def test_a_version_that_hangs_is_killed_and_the_one_before_runs_again(
     versions = msgspec.json.decode(done.stdout, type=AgentVersions)
     assert versions == board.versions
     assert (versions.current, versions.trial, versions.failed[:4]) == ("", "", "2.0-")
+    assert board.environments() == []  # else failed releases would fill the disk
     board.pid_file.unlink()
 
     def kill() -> None:
@@ -195,6 +199,29 @@ def test_a_version_has_to_be_signed(tmp_path: Path) -> None:
     pack_agent(bundle, tmp_path / "wheels-2.0", "")
     with pytest.raises(TrustError, match="it is another file"):
         install_version(bundle, config, str(fleet.served))
+
+
+def test_a_bundle_that_changes_after_its_check_is_not_unpacked(tmp_path: Path) -> None:
+    bundle = packed(tmp_path, "2.0", HANGS)
+    checked = sha256_of(bundle)
+    shutil.copy(packed(tmp_path, "3.0", DIES), bundle)
+    with pytest.raises(BundleError, match="was changed while it was read"):
+        make_environment(bundle, tmp_path / "agent", "2.0-x", checked)
+    assert list((tmp_path / "agent").iterdir()) == []
+
+
+def test_a_login_that_has_control_by_sudo_cannot_choose_whom_to_trust(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    board: Board,
+) -> None:
+    board.start()
+    bundle = packed(tmp_path, "2.0", HANGS)
+    monkeypatch.setenv("SUDO_UID", "1000")
+    assert control_main(["--config", str(board.config), "self-update", str(bundle)]) != 0
+    assert "self-update by sudo takes /etc/tandem/agent.toml alone" in capsys.readouterr().err
+    assert not (board.state_dir / av.FOLDER).exists()
 
 
 def test_a_pipeline_that_ran_has_to_run_again(
