@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.gpu.coordinates import ARRANGED
-from toolkit.gpu.ir.elementwise_ops import OPERATORS
+from toolkit.gpu.ir.elementwise_ops import ARRANGED, OPERATORS
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 MARGIN = 4.0

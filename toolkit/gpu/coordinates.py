@@ -10,15 +10,8 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
-from toolkit.gpu.ir.elementwise_ops import OPERATORS
+from toolkit.gpu.ir.elementwise_ops import ARRANGED, OPERATORS
 
-# Operands of which these operators arrange the numbers; the others are indices and sizes.
-ARRANGED: Mapping[str, int] = {
-    **dict.fromkeys(("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"), 1),
-    **dict.fromkeys(("Expand", "Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split"), 1),
-    "Concat": 1 << 30,
-    "Tile": 1,
-}
 _COMPUTED = frozenset({*OPERATORS, "LogSoftmax", "Softmax"})
 _READ: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("NonMaxSuppression", PADDED), (0, 1)),

@@ -198,6 +198,13 @@ _OF_SAME_NAME = (
     "Where Xor"
 )
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}  # ONNX, operator Selu
+# Operands of which these operators arrange the numbers; the others are indices and sizes.
+ARRANGED: Mapping[str, int] = {
+    **dict.fromkeys(("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"), 1),
+    **dict.fromkeys(("Expand", "Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split"), 1),
+    "Concat": 1 << 30,
+    "Tile": 1,
+}
 OPERATORS: Mapping[str, Rule] = {
     **{kind: partial(_plain, kind.lower()) for kind in _OF_SAME_NAME.split()},
     "BitShift": lambda s, op: _plain(f"shift_{op.text('direction', '').lower()}", s, op),
