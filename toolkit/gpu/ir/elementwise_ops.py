@@ -8,15 +8,17 @@ before.
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
 from toolkit.gpu.ir.dtypes import is_float
-from toolkit.gpu.ir.network import Operation
 from toolkit.plugins import Constant
+
+if TYPE_CHECKING:  # a calibration reads the names of operators, and infers no shapes
+    from toolkit.gpu.ir.network import Operation
 
 Array = npt.NDArray[Any]
 ExprOp = tuple[Constant, ...]
@@ -74,7 +76,7 @@ class ExprBuilder:
         return self._dtypes.get(name, "float32")
 
 
-Rule = Callable[[ExprBuilder, Operation], int]
+Rule = Callable[[ExprBuilder, "Operation"], int]
 """Adds the ops of an operation; returns the index of its result."""
 
 
@@ -89,34 +91,37 @@ def reciprocal(scale: float) -> float:
 
 
 def _plain(
-    name: str, s: ExprBuilder, op: Operation, attributes: Mapping[str, float] = MappingProxyType({})
+    name: str,
+    s: ExprBuilder,
+    op: "Operation",
+    attributes: Mapping[str, float] = MappingProxyType({}),
 ) -> int:
     """One op of all operands, with attributes, given with their defaults, as its numbers."""
     numbers = [op.number(attribute, default) for attribute, default in attributes.items()]
     return s.add(name, *map(s.value, op.inputs), *numbers)
 
 
-def _typed(name: str, integer: str, s: ExprBuilder, op: Operation) -> int:
+def _typed(name: str, integer: str, s: ExprBuilder, op: "Operation") -> int:
     """One op for floats, another for integers."""
     return _plain(name if is_float(s.dtype(op.inputs[0])) else integer, s, op)
 
 
-def _floats(name: str, s: ExprBuilder, op: Operation) -> int:
+def _floats(name: str, s: ExprBuilder, op: "Operation") -> int:
     """An op that changes floats only: integers are whole and finite."""
     x = s.value(op.inputs[0])
     return s.add(name, x) if is_float(s.dtype(op.inputs[0])) else x
 
 
-def _variadic(name: str, s: ExprBuilder, op: Operation) -> int:
+def _variadic(name: str, s: ExprBuilder, op: "Operation") -> int:
     """A binary op, over any number of operands."""
     return reduce(partial(s.add, name), map(s.value, op.inputs))
 
 
-def _mean(s: ExprBuilder, op: Operation) -> int:
+def _mean(s: ExprBuilder, op: "Operation") -> int:
     return s.add("mul", _variadic("add", s, op), s.constant(1 / len(op.inputs)))
 
 
-def _clip(s: ExprBuilder, op: Operation) -> int:
+def _clip(s: ExprBuilder, op: "Operation") -> int:
     """Limits are inputs from opset 11 on; before, attributes. Either may be left out."""
     x, dtype = s.value(op.inputs[0]), s.dtype(op.inputs[0])
     names = {at: op.input(at) for at in (1, 2)}
@@ -133,7 +138,7 @@ def _clip(s: ExprBuilder, op: Operation) -> int:
     return x
 
 
-def _cast(s: ExprBuilder, op: Operation) -> int:
+def _cast(s: ExprBuilder, op: "Operation") -> int:
     x = s.value(op.inputs[0])
     target = onnx.helper.tensor_dtype_to_np_dtype(op.integer("to", 1)).name
     same = s.dtype(op.inputs[0]) == target
@@ -141,7 +146,7 @@ def _cast(s: ExprBuilder, op: Operation) -> int:
     return x if same or wider else s.add("cast", x, target)
 
 
-def _power(s: ExprBuilder, op: Operation) -> int:
+def _power(s: ExprBuilder, op: "Operation") -> int:
     base, exponent = op.inputs
     constant = s.number(exponent)
     x, whole = s.value(base), not is_float(s.dtype(base))
@@ -158,36 +163,36 @@ def _power(s: ExprBuilder, op: Operation) -> int:
     return s.add("cast", s.add("mixed_power", x, s.value(exponent)), s.dtype(base))
 
 
-def _mod(s: ExprBuilder, op: Operation) -> int:
+def _mod(s: ExprBuilder, op: "Operation") -> int:
     """With `fmod` the remainder has the sign of the first operand, else that of the second."""
     if not op.integer("fmod", 0):
         return _plain("modulo", s, op)
     return _typed("remainder", "int_remainder", s, op)
 
 
-def _infinite(s: ExprBuilder, op: Operation) -> int:
+def _infinite(s: ExprBuilder, op: "Operation") -> int:
     above, below = op.integer("detect_positive", 1), op.integer("detect_negative", 1)
     return s.add("is_infinite", s.value(op.inputs[0]), bool(above), bool(below))
 
 
-def _gelu(s: ExprBuilder, op: Operation) -> int:
+def _gelu(s: ExprBuilder, op: "Operation") -> int:
     tanh = op.text("approximate", "none") == "tanh"
     return s.add("gelu_tanh" if tanh else "gelu", s.value(op.inputs[0]))
 
 
-def _hard_swish(s: ExprBuilder, op: Operation) -> int:
+def _hard_swish(s: ExprBuilder, op: "Operation") -> int:
     x = s.value(op.inputs[0])
     return s.add("mul", x, s.add("hard_sigmoid", x, 1 / 6, 0.5))
 
 
-def _swish(s: ExprBuilder, op: Operation) -> int:
+def _swish(s: ExprBuilder, op: "Operation") -> int:
     x, alpha = s.value(op.inputs[0]), op.number("alpha", 1.0)
     if alpha == 1.0:
         return s.add("silu", x)
     return s.add("mul", x, s.add("sigmoid", s.add("mul", x, s.constant(alpha))))
 
 
-def _round_int8(s: ExprBuilder, op: Operation) -> int:
+def _round_int8(s: ExprBuilder, op: "Operation") -> int:
     return s.add("round_int8", s.value(op.inputs[0]), reciprocal(op.number("scale", 1.0)))
 
 
