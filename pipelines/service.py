@@ -9,6 +9,7 @@ agent's keeper (`device.start.keeper`).
 
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -167,11 +168,14 @@ def problem_of(service: ServiceConfig, payload: Path) -> str | None:
         return _problem_at(service.health_url, service.timeout_s)
     command = _command(service.health_command, payload)
     try:
-        status = subprocess.run(
-            command, cwd=payload, env=_environment(service), timeout=service.timeout_s, check=False,
+        process = subprocess.Popen(
+            command, cwd=payload, env=_environment(service), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        ).returncode  # fmt: skip
+        )  # fmt: skip
+        status = process.wait(service.timeout_s)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with what it waits for; it is not reaped yet
+        process.wait()
         return f"{service.health_command[0]!r} took longer than {service.timeout_s:g} s (timeout_s)"
     except OSError as error:
         return f"{service.health_command[0]!r} cannot be started: {error.strerror}"

@@ -3,6 +3,7 @@
 import http.client
 import os
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from device.errors import ConfigError, PipelineError
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result
 from pipelines.config import load_pipeline, parse_pipeline
 from pipelines.open_models import bundle_files
-from pipelines.service import run_service
+from pipelines.service import problem_of, run_service
 from toolkit.fleet.brokers.local import free_port
 
 HEAD = 'name = "vlm"\nkind = "service"\n[service]\n'
@@ -173,3 +174,29 @@ def test_a_command_may_be_the_health_check(tmp_path: Path) -> None:
             (folder / "payload" / "healthy").touch()
 
     assert any(isinstance(message, Result) for message in run(folder, until))
+
+
+def test_a_health_check_that_takes_too_long_leaves_no_process(tmp_path: Path) -> None:
+    payload = tmp_path / "payload"
+    payload.mkdir()
+    config = parse_pipeline(
+        HEAD + 'command = ["a"]\nhealth_command = ["/bin/sh", "-c", '
+        '"sleep 1000 & echo $! > child; wait"]\ntimeout_s = 2.0\n',
+        tmp_path / "pipeline.toml",
+    )
+    assert config.service is not None
+    assert "took longer than 2 s" in str(problem_of(config.service, payload))
+    child = int((payload / "child").read_text())
+    end_s = time.monotonic() + 60.0
+    while is_running(child):
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.05)
+
+
+def is_running(process: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
