@@ -6,6 +6,7 @@ host's arrays alone (`portable`) has its inputs and outputs copied, and the CPU 
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -112,12 +113,20 @@ class OnDevice:
             run = _Run(self, queue, sizes, inputs=inputs, targets=outputs, writer=writer)
             try:
                 results = run.results()
-            finally:
-                self._done.record(queue)  # of one that failed, too: a part of it may be enqueued
-            if handle is None:
-                queue.wait()
-                self._in_use.clear()
+            except BaseException:
+                with suppress(CudaError):  # the first error is the cause
+                    self._end(queue, wait=handle is None)  # a part of it may be enqueued
+                raise
+            self._end(queue, wait=handle is None)
             return results
+
+    def _end(self, queue: Stream, *, wait: bool) -> None:
+        self._done.record(queue)
+        if wait:
+            try:
+                queue.wait()
+            finally:
+                self._in_use.clear()
 
     def wait(self) -> None:
         """Wait until the last inference is done."""

@@ -45,9 +45,6 @@ class CudaRegion:
             finally:
                 context.close()
 
-    def close(self) -> None:
-        """The memory goes with its last reference."""
-
 
 def open_cuda_region(name: str, handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
     """Open the memory of a client. Raises Refusal."""

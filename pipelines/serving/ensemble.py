@@ -104,7 +104,7 @@ class Ensemble(Model):
                     f" configuration; the step that writes it gives {tensors[name].datatype}",
                     Status.INTERNAL,
                 )
-        return {name: tensors[name].on_host() for name in self.outputs}
+        return {name: await tensors[name].on_host() for name in self.outputs}
 
     async def _run_step(
         self, step: Step, request: InferRequest, tensors: Mapping[str, Tensor]

@@ -224,8 +224,8 @@ async def _register_cuda(service: Service, request: Any) -> Mapping[str, Any]:  
     return {}
 
 
-def _unregister_cuda(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    service.regions.unregister(request.name, "cuda")
+async def _unregister_cuda(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    await service.regions.unregister_cuda(request.name)
     return {}
 
 

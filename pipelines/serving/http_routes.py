@@ -140,7 +140,10 @@ async def _register(
 async def _unregister(
     service: Service, head: Head, body: memoryview, kind: Kind, region: str = ""
 ) -> Answer:
-    service.regions.unregister(region, kind)
+    if kind == "cuda":
+        await service.regions.unregister_cuda(region)
+    else:
+        service.regions.unregister(region)
     return Answer()
 
 

@@ -318,7 +318,8 @@ class QueuedModel(Model):
         self, request: InferRequest, hidden: Mapping[str, Array]
     ) -> dict[str, Array]:
         """As `run`, with arrays of the host; `hidden` inputs are not the client's."""
-        feeds = {tensor.name: self._feed(tensor) for tensor in request.inputs} | dict(hidden)
+        feeds = {one.name: self._feed(one, await one.on_host()) for one in request.inputs}
+        feeds.update(hidden)
         key = tuple((name, feeds[name].shape[1:]) for name in sorted(feeds))
         work = _Work(feeds, asyncio.get_running_loop().create_future())
         return await self._queued(request, work, key)
@@ -372,8 +373,8 @@ class QueuedModel(Model):
             _size(array) <= short[name] for name, array in feeds.items()
         )
 
-    def _feed(self, tensor: Tensor) -> Array:
-        port, array = self.inputs[tensor.name], tensor.on_host()
+    def _feed(self, tensor: Tensor, array: Array) -> Array:
+        port = self.inputs[tensor.name]
         if port.converted:
             array = from_bf16(array)
         if port.datatype == BYTES:

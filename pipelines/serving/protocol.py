@@ -1,5 +1,6 @@
 """The values of a request and of an answer, the datatypes, and refusals with their status."""
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,9 +105,9 @@ class Tensor:
     place: tuple[str, int, int] | None = None
     device: DeviceArray | None = None
 
-    def on_host(self) -> Array:
+    async def on_host(self) -> Array:
         """Return the data, a copy where they are on the GPU. Raises CudaError."""
-        return self.data if self.device is None else self.device.numpy()
+        return self.data if self.device is None else await asyncio.to_thread(self.device.numpy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ class StateBudget:
 
     def add(self, model: object, expire: Callable[[], None]) -> None:
         """Let a model have sequences; `expire` forgets those that have been idle for too long."""
-        self._expire[model] = expire
+        with self.lock:
+            self._expire[model] = expire
 
     def remove(self, model: object) -> None:
         """Forget a model."""

@@ -202,24 +202,24 @@ class Service:
         self._count(shared, shared)
         try:
             if shared or places:
-                inputs = [self.regions.read(one) for one in request.inputs]
+                inputs = [await self.regions.read(one) for one in request.inputs]
                 request = replace(request, inputs=inputs, targets=_targets(places))
             tensors = await model.infer(request)
         finally:
             self.release(shared)
         if places:
-            tensors = [self._placed(one, places.get(one.name)) for one in tensors]
+            tensors = [await self._placed(one, places.get(one.name)) for one in tensors]
         if request.traceparent and _trace_log.isEnabledFor(logging.INFO):
             _trace_log.info("traceparent=%s model=%s", request.traceparent, model.name)
         return InferResponse(model.name, str(model.version), tensors, request.id)
 
-    def _placed(self, tensor: Tensor, place: tuple[AnyRegion, int, int] | None) -> Tensor:
+    async def _placed(self, tensor: Tensor, place: tuple[AnyRegion, int, int] | None) -> Tensor:
         if place is None:
             return tensor
         if tensor.device is not None:  # it was written there
             return replace(tensor, place=(place[0].name, place[1], tensor.device.nbytes))
         data = to_bytes(tensor)
-        self.regions.write(tensor.name, place, data)
+        await self.regions.write(tensor.name, place, data)
         written = (place[0].name, place[1], data.nbytes)
         return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, written)
 

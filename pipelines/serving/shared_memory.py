@@ -1,8 +1,11 @@
 """Regions of shared memory that clients register: of the system, below a prefix, and of GPUs."""
 
 import asyncio
+import gc
 import os
 import stat
+import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Literal, NoReturn
 import numpy as np
 
 from device.runtime.cuda.driver import CudaError
+from device.runtime.cuda.sharing import ImportedMemory
 from pipelines.serving.codec import from_bytes
 from pipelines.serving.cuda_memory import CudaRegion, open_cuda_region
 from pipelines.serving.protocol import (
@@ -27,6 +31,8 @@ from pipelines.serving.protocol import (
 
 ROOT = Path("/dev/shm")  # where shm_open has its objects on Linux
 MAX_REGIONS = 1024
+CLOSE_S = 10.0  # how long a client waits for requests that use a region which it unregisters
+CLOSE_POLL_S = 0.05
 
 Kind = Literal["system", "cuda"]
 
@@ -65,6 +71,7 @@ class Regions:
     def __init__(self, prefix: str | None) -> None:
         self._prefix = prefix
         self._regions: dict[str, AnyRegion] = {}
+        self._closing: dict[str, weakref.ref[ImportedMemory]] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open an object of the system. Raises Refusal."""
@@ -106,15 +113,42 @@ class Regions:
         where = f"shared memory region {name!r}"
         if name in self._regions:
             refuse(f"{where} is registered already: unregister it first", Status.EXISTS)
+        if name in self._closing:
+            refuse(f"{where} is being closed: wait until it is unregistered", Status.EXISTS)
         if len(self._regions) >= MAX_REGIONS:
             refuse(f"{where}: {MAX_REGIONS} regions are registered, the most", Status.BUSY)
         return where
 
     def unregister(self, name: str, kind: Kind = "system") -> None:
-        """Close a region, or all of a kind with an empty name; an unknown one is no fault."""
+        """Close a region, or all of a kind with an empty name; an unknown one is no fault. Memory
+        on the GPU is closed with the last request that uses it."""
         for one in [name] if name else list(self._regions):
-            if isinstance(self._regions.get(one), KINDS[kind]):
-                self._regions.pop(one).close()
+            region = self._regions.get(one)
+            if not isinstance(region, KINDS[kind]):
+                continue
+            del self._regions[one]
+            if isinstance(region, CudaRegion):
+                self._closing[one] = weakref.ref(region.memory)
+            else:
+                region.close()
+
+    async def unregister_cuda(self, name: str) -> None:
+        """Unregister a region of the GPU, or all with an empty name, and wait until no request uses
+        it: then its client may free the memory. Raises Refusal: one still does."""
+        self.unregister(name, "cuda")
+        end_s = time.monotonic() + CLOSE_S
+        for one in [name] if name else list(self._closing):
+            while one in self._closing and self._closing[one]() is not None:
+                if time.monotonic() >= end_s:
+                    refuse(
+                        f"CUDA shared memory region {one!r} is still used by a request after"
+                        f" {CLOSE_S:g} s: keep its memory, and unregister it again",
+                        Status.UNAVAILABLE,
+                    )
+                # A request that was refused may wait for the collector: tracebacks make cycles.
+                await asyncio.to_thread(gc.collect)
+                await asyncio.sleep(CLOSE_POLL_S)
+            self._closing.pop(one, None)
 
     def status(self, name: str, kind: Kind = "system") -> Mapping[str, AnyRegion]:
         """Return the regions of a kind, or the one of a name. Raises Refusal: it is not
@@ -139,7 +173,7 @@ class Regions:
             check_size(name, datatype, shape, size)
         return Tensor(name, datatype, shape, _UNREAD, (region.name, offset, size))
 
-    def read(self, tensor: Tensor) -> Tensor:
+    async def read(self, tensor: Tensor) -> Tensor:
         """Return an input with its data. Those of the system are copied: the client may shrink the
         object, and a mapping of what has gone would end this process. Numbers on the GPU stay
         there. Raises Refusal."""
@@ -152,7 +186,7 @@ class Regions:
                 dtype = DATATYPES[tensor.datatype].numpy
                 return replace(tensor, device=region.array(offset, tensor.shape, dtype))
             try:
-                data = region.read(offset, size) if size else b""
+                data = await asyncio.to_thread(region.read, offset, size) if size else b""
             except CudaError as error:
                 refuse(f"input {tensor.name!r} cannot be read: {error}", Status.INTERNAL)
             return from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
@@ -176,7 +210,7 @@ class Regions:
             )
         return region, offset, size
 
-    def write(self, tensor: str, place: tuple[AnyRegion, int, int], data: memoryview) -> None:
+    async def write(self, tensor: str, place: tuple[AnyRegion, int, int], data: memoryview) -> None:
         """Write an output. Raises Refusal: it does not fit, or the region has gone."""
         region, offset, size = place
         if self._regions.get(region.name) is not region:
@@ -192,7 +226,7 @@ class Regions:
             )
         if isinstance(region, CudaRegion):
             try:
-                region.write(offset, data)
+                await asyncio.to_thread(region.write, offset, data)
             except CudaError as error:
                 refuse(f"output {tensor!r} cannot be written: {error}", Status.INTERNAL)
             return

@@ -4,6 +4,7 @@ The double has the memory of clients in this process. `python -m scripts.bench_s
 has a client of its own process on a GPU.
 """
 
+import asyncio
 import base64
 import ctypes
 import gc
@@ -25,7 +26,10 @@ from tritonclient.utils import InferenceServerException
 
 from device.runtime.cuda.driver import CudaError
 from device.session import open_session
+from pipelines.serving.cuda_memory import CudaRegion
+from pipelines.serving.protocol import Refusal, Status
 from pipelines.serving.server import Ports
+from pipelines.serving.shared_memory import Regions
 from toolkit.engine.build import BuildOptions, build_engine
 
 SHAPE = [1, 3, 8, 8]
@@ -167,7 +171,7 @@ def test_regions_are_listed_and_closed(
     assert status()
     client.unregister_cuda_shared_memory("region")
     assert status() == []
-    wait_for_imports(gpu, [])
+    assert gpu.imported == []
     with pytest.raises(InferenceServerException, match="find cuda shared memory region: 'region'"):
         status("region")
 
@@ -197,6 +201,40 @@ def test_what_cannot_be_opened_is_refused(
             ask(client, "gpu", SHAPE, ("x", "y"), 768, at, room)
     with pytest.raises(InferenceServerException, match=r"has 764 bytes; FP32 of the shape .* 768"):
         ask(client, "gpu", SHAPE, ("x", "y"), 764)
+
+
+def test_a_region_is_not_unregistered_while_a_request_uses_it(
+    gpu: cuda_double.CudaDouble, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The client of this request has gone: nothing but the queued arrays tells that it still runs.
+    handle, regions = gpu.export(memory), Regions("")
+
+    async def run() -> None:
+        await regions.register_cuda("region", handle, 0, REGION)
+        region = regions.find("region")
+        assert isinstance(region, CudaRegion)
+        queued = region.array(0, (4,), np.dtype(np.uint8))
+        del region
+        with monkeypatch.context() as hurried:
+            hurried.setattr("pipelines.serving.shared_memory.CLOSE_S", 0.01)
+            for name in ("region", ""):
+                with pytest.raises(Refusal, match="'region' is still used by a request") as refusal:
+                    await regions.unregister_cuda(name)
+                assert refusal.value.status is Status.UNAVAILABLE
+        with pytest.raises(Refusal, match="is being closed"):
+            await regions.register_cuda("region", handle, 0, REGION)
+        assert gpu.imported == [memory]
+        unregistered = asyncio.create_task(regions.unregister_cuda("region"))
+        await asyncio.sleep(0)
+        assert not unregistered.done()
+        del queued
+        await unregistered
+        assert gpu.imported == []
+        await regions.register_cuda("region", handle, 0, REGION)
+        await regions.unregister_cuda("")
+
+    asyncio.run(run())
+    assert gpu.imported == []
 
 
 def test_without_a_driver_the_reason_is_said(

@@ -316,7 +316,7 @@ def test_an_output_goes_only_to_the_region_that_was_asked_for(
     regions.unregister("r")
     regions.register("r", path.name, 0, 4096)
     with pytest.raises(Refusal, match="was unregistered since"):
-        regions.write("y", place, memoryview(b"abcd"))
+        asyncio.run(regions.write("y", place, memoryview(b"abcd")))
     assert path.read_bytes() == bytes(4096)
 
 
@@ -329,7 +329,7 @@ def test_a_full_shared_memory_is_a_refusal(
     monkeypatch.setattr(os, "pwrite", full)
     place = region[0].place("y", {"shared_memory_region": "r", "shared_memory_byte_size": 4})
     with pytest.raises(Refusal, match="No space left") as refusal:
-        region[0].write("y", place, memoryview(b"abcd"))
+        asyncio.run(region[0].write("y", place, memoryview(b"abcd")))
     assert refusal.value.status is Status.BUSY
 
 

@@ -172,6 +172,26 @@ def test_results_keep_the_stream_that_writes_them(
         assert alive() is None
 
 
+def test_an_inference_that_fails_keeps_no_array_of_the_caller(
+    session: Session, gpu: cuda_double.CudaDouble, rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    x = Foreign(gpu, image(rng))
+    session.infer_on_device({"x": x})  # captures its graph
+
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("the graph cannot be launched")
+
+    alive = weakref.ref(x)
+    with monkeypatch.context() as faulty:
+        faulty.setattr(gpu, "_cuGraphLaunch", fail, raising=False)
+        with pytest.raises(SessionError, match="cannot be launched"):
+            session.infer_on_device({"x": x})
+    del x
+    gc.collect()
+    assert alive() is None
+
+
 def test_a_session_closes_its_segments_after_a_fault_on_the_gpu(
     engines: Path, gpu: cuda_double.CudaDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
