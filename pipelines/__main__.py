@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pipelines.runtime.network import Model
     from pipelines.shadow.tap import Tap
     from pipelines.sinks.files import OutputFiles
+    from pipelines.sinks.table import Broker
 
 
 # Of messages that are written for `tandem run`.
@@ -103,19 +104,8 @@ def _run(
     from pipelines.open_models import bundle_files, open_models
     from pipelines.runtime.pipeline import RunOptions, run_pipeline
     from pipelines.runtime.reload import ReloadFile, hangups
-    from pipelines.sinks.table import Broker
 
     config = adapt(config)
-    broker = None
-    if options.mqtt_host is not None:
-        broker = Broker(
-            options.mqtt_host,
-            options.mqtt_port,
-            options.topic_prefix,
-            username=os.environ.pop("TANDEM_MQTT_USERNAME", None),
-            password=os.environ.pop("TANDEM_MQTT_PASSWORD", None),
-            tls=_tls(os.environ),
-        )
     with ExitStack() as stack:
         files = bundle_files(config, folder)
         models = open_models(config, files, stack, partial(_open_session, options.profile))
@@ -134,7 +124,7 @@ def _run(
             RunOptions(
                 emit=emit,
                 stop=stop,
-                broker=broker,
+                broker=_broker(options),
                 files=_output_files(options, config, models, files),
                 patient=options.wait_for_source,
                 frames=options.frames,
@@ -143,6 +133,22 @@ def _run(
                 tap=tap,
             ),
         )
+
+
+def _broker(options: argparse.Namespace) -> "Broker | None":
+    """Return where sinks of MQTT publish, with the login that the agent gives; None: nowhere."""
+    from pipelines.sinks.table import Broker
+
+    if options.mqtt_host is None:
+        return None
+    return Broker(
+        options.mqtt_host,
+        options.mqtt_port,
+        options.topic_prefix,
+        username=os.environ.pop("TANDEM_MQTT_USERNAME", None),
+        password=os.environ.pop("TANDEM_MQTT_PASSWORD", None),
+        tls=_tls(os.environ),
+    )
 
 
 def _open_tap(path: Path, config: PipelineConfig, models: "Mapping[str, Model]") -> "Tap":

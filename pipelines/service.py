@@ -59,7 +59,7 @@ def run_service(
     identity = sha256_of(described if described.exists() else folder / PIPELINE)
     with _program(service, payload, config.name) as process, _checks(service, payload) as checks:
         began_s = time.monotonic()
-        held = _hold_memory(service, process)
+        excess_bytes = _hold_memory(service, process)
         ready = False
         while not stop.is_set():
             _beat(checks, emit)
@@ -68,7 +68,7 @@ def run_service(
                 emit(Ready(pipeline=config.name, engine_sha256=identity))
                 emit(Result(seq=0, latency_ms=took_s * 1e3))
                 ready = True
-            fault = _fault(service, process, checks, held, time.monotonic() - began_s)
+            fault = _fault(service, process, checks, excess_bytes, time.monotonic() - began_s)
             if fault is not None:
                 # Silence while the program ends is no stall.
                 emit(checks.heartbeat(quiet_s=ENDING_S))
@@ -81,14 +81,14 @@ def _fault(
     service: ServiceConfig,
     process: "subprocess.Popen[bytes]",
     checks: "_Checks",
-    held: list[int],
+    excess_bytes: list[int],
     age_s: float,
 ) -> str | None:
     """Return why a service cannot go on, None if it can."""
-    if held:
+    if excess_bytes:
         return (
-            f"held {held[0] >> 20} MiB of memory and may hold {service.memory_mb} MiB (memory_mb in"
-            " [service]): it was ended"
+            f"held {excess_bytes[0] >> 20} MiB of memory and may hold {service.memory_mb} MiB"
+            " (memory_mb in [service]): it was ended"
         )
     status = process.poll()
     if status is not None:
@@ -267,8 +267,8 @@ def _cores(service: ServiceConfig) -> Iterator[None]:
 def _hold_memory(service: ServiceConfig, process: "subprocess.Popen[bytes]") -> list[int]:
     """Watch the memory of the program and what it has started; the bytes that were too many are
     put into the list."""
-    held: list[int] = []
+    excess_bytes: list[int] = []
     if service.memory_mb is not UNSET:
-        limits = (process.pid, service.memory_mb * 2**20, threading.Event(), held.append)
+        limits = (process.pid, service.memory_mb * 2**20, threading.Event(), excess_bytes.append)
         threading.Thread(target=watch_memory, args=limits, name="memory", daemon=True).start()
-    return held
+    return excess_bytes

@@ -69,15 +69,15 @@ def build_on_gpu(
     return gpu
 
 
-def relative_error(found: np.ndarray, truth: np.ndarray) -> float:
-    """Return ||found - truth|| / ||truth||."""
-    difference = found.astype(np.float64) - truth.astype(np.float64)
+def relative_error(values: np.ndarray, truth: np.ndarray) -> float:
+    """Return ||values - truth|| / ||truth||."""
+    difference = values.astype(np.float64) - truth.astype(np.float64)
     return float(np.linalg.norm(difference) / np.linalg.norm(truth.astype(np.float64)))
 
 
-def finite_error(found: np.ndarray, truth: np.ndarray) -> float | None:
-    """Return `relative_error`, or None where `found` is not finite."""
-    error = relative_error(found, truth)
+def finite_error(values: np.ndarray, truth: np.ndarray) -> float | None:
+    """Return `relative_error`, or None where `values` is not finite."""
+    error = relative_error(values, truth)
     return error if math.isfinite(error) else None
 
 

@@ -58,10 +58,10 @@ def refused(*arguments):
 def plan_of(*arguments):
     done = run("--json", *arguments)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    for one in found["plans"]:
+    report = json.loads(done.stdout)
+    for one in report["plans"]:
         del one["search"]["seconds"]
-    return found
+    return report
 
 
 def test_the_same_input_gives_the_same_plan(model):
@@ -69,16 +69,16 @@ def test_the_same_input_gives_the_same_plan(model):
 
 
 def test_every_node_is_listed_with_its_reason(model):
-    (found,) = plan_of(model, "--objective", "gpu-relief")["plans"]
-    assert {row["node"] for row in found["nodes"]} >= {"erf", "conv0", "conv16"}
-    assert all(row["reason"] for row in found["nodes"])
+    (plan,) = plan_of(model, "--objective", "gpu-relief")["plans"]
+    assert {row["node"] for row in plan["nodes"]} >= {"erf", "conv0", "conv16"}
+    assert all(row["reason"] for row in plan["nodes"])
     text = run(model, "--objective", "gpu-relief", "--nodes").stdout
-    assert all(row["reason"] in text for row in found["nodes"])
+    assert all(row["reason"] in text for row in plan["nodes"])
 
 
 def test_what_refuses_in_the_middle_is_what_to_change(model):
-    (found,) = plan_of(model, "--objective", "gpu-relief")["plans"]
-    (advice,) = found["advice"]
+    (plan,) = plan_of(model, "--objective", "gpu-relief")["plans"]
+    (advice,) = plan["advice"]
     assert advice["nodes"] == ["erf"]
     assert 0 < advice["gain"] <= 1
 
@@ -117,17 +117,17 @@ def partly(tmp_path):
 
 
 def test_a_node_without_a_kernel_is_portable_with_the_reason(partly):
-    (found,) = plan_of(partly, "--precision", "fp32")["plans"]
-    assert [(one["segment"], one["place"]) for one in found["segments"]] == [
+    (plan,) = plan_of(partly, "--precision", "fp32")["plans"]
+    assert [(one["segment"], one["place"]) for one in plan["segments"]] == [
         ("gpu.0.0", "gpu"),
         ("gpu.0.1", "portable"),
     ]
     no_kernel, unpaid = "node 'det' (Det) has no kernel yet", "a kernel would not save"
-    reasons = {row["node"]: row["reason"] for row in found["portable"]}
+    reasons = {row["node"]: row["reason"] for row in plan["portable"]}
     assert list(reasons) == ["det", "erf"]
     assert reasons["det"] == no_kernel
     assert unpaid in reasons["erf"]
-    assert all(reasons[r["node"]] in r["reason"] for r in found["nodes"] if r["node"] in reasons)
+    assert all(reasons[r["node"]] in r["reason"] for r in plan["nodes"] if r["node"] in reasons)
     text = run(partly, "--precision", "fp32").stdout
     assert "gpu.0.1 portable" in text
     assert f"1 x Det: {no_kernel}" in text
@@ -135,18 +135,18 @@ def test_a_node_without_a_kernel_is_portable_with_the_reason(partly):
 
 
 def test_a_plan_with_kernels_for_all_nodes_has_no_portable_ones(model):
-    (found,) = plan_of(model)["plans"]
-    assert found["portable"] == []
-    assert {one["place"] for one in found["segments"]} <= {"dla", "gpu"}
+    (plan,) = plan_of(model)["plans"]
+    assert plan["portable"] == []
+    assert {one["place"] for one in plan["segments"]} <= {"dla", "gpu"}
 
 
 def test_missing_kernels_change_no_predicted_figure(partly, monkeypatch):
-    (found,) = plan_of(partly, "--precision", "fp32")["plans"]
+    (plan,) = plan_of(partly, "--precision", "fp32")["plans"]
     monkeypatch.setattr("toolkit.engine.plan_models.ask_gpu", lambda *_: KernelSupport())
     (whole,) = plan_of(partly, "--precision", "fp32")["plans"]
     assert [one["segment"] for one in whole["segments"]] == ["gpu.0"]
-    assert found["compared"] == whole["compared"]
-    total = sum(one["predicted_us"] for one in found["segments"])
+    assert plan["compared"] == whole["compared"]
+    total = sum(one["predicted_us"] for one in plan["segments"])
     assert total == pytest.approx(whole["segments"][0]["predicted_us"])
 
 
@@ -160,9 +160,9 @@ def test_a_node_is_explained_with_what_the_gpu_says(partly):
 @pytest.mark.parametrize("option", ["--rate", "--seconds"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])
 def test_numbers_that_are_none_are_refused_by_option(model, option, value):
-    found = run(model, f"{option}={value}")
-    assert found.exit_code == 2
-    assert option in found.output
+    result = run(model, f"{option}={value}")
+    assert result.exit_code == 2
+    assert option in result.output
 
 
 @pytest.mark.parametrize("op", ["Identity", "Relu", "Erf"])
@@ -177,9 +177,9 @@ def test_models_of_a_workload_keep_their_rates(model, tmp_path):
         '[[model]]\npath = "m.onnx"\nname = "a"\nrate_hz = 30\n'
         '[[model]]\npath = "m.onnx"\nname = "b"\nrate_hz = 10\n'
     )
-    found = plan_of("--workload", file, "--objective", "energy")
-    assert [(p["model"], p["rate_hz"]) for p in found["plans"]] == [("a", 30.0), ("b", 10.0)]
-    for one in found["plans"]:
+    report = plan_of("--workload", file, "--objective", "energy")
+    assert [(p["model"], p["rate_hz"]) for p in report["plans"]] == [("a", 30.0), ("b", 10.0)]
+    for one in report["plans"]:
         assert one["simulated"]["throughput_hz"] == pytest.approx(one["rate_hz"], rel=0.02)
 
 
@@ -189,10 +189,10 @@ def test_a_workload_with_a_service_says_what_is_left_for_it(model, tmp_path):
         '[[model]]\npath = "m.onnx"\nrate_hz = 30\n'
         '[[service]]\nname = "vlm"\nmemory_mb = 3500\ngpu_share = 0.3\nperiod_ms = 5\n'
     )
-    found = plan_of("--workload", file)
-    assert found["memory_shares"]["shares"]["vlm"] == 3500 * 2**20
-    assert found["services"][0]["gpu_share"] == 0.3
-    assert found["utilisation"]["gpu"] >= 0.3
+    report = plan_of("--workload", file)
+    assert report["memory_shares"]["shares"]["vlm"] == 3500 * 2**20
+    assert report["services"][0]["gpu_share"] == 0.3
+    assert report["utilisation"]["gpu"] >= 0.3
     text = run("--workload", file, "--html", tmp_path / "w.html")
     assert text.exit_code == 0, text.output
     assert "1 model and vlm share" in text.output
@@ -293,10 +293,10 @@ def test_the_makespan_of_a_workload_has_a_schedule(model, tmp_path):
         '[[model]]\npath = "m.onnx"\nname = "a"\n[[model]]\npath = "m.onnx"\nname = "b"\n'
     )
     asked = ("--workload", file, "--objective", "makespan", "--seconds", "1")
-    found = plan_of(*asked)
-    value = found["plans"][0]["search"]["value"]
-    assert max(row["end_us"] for row in found["schedule"]) <= value + 1e-6
-    alone = sum(plan["compared"][1]["latency_us"] for plan in found["plans"])
+    report = plan_of(*asked)
+    value = report["plans"][0]["search"]["value"]
+    assert max(row["end_us"] for row in report["schedule"]) <= value + 1e-6
+    alone = sum(plan["compared"][1]["latency_us"] for plan in report["plans"])
     assert value < alone
     text = run(*asked, "--html", tmp_path / "w.html").stdout
     assert "a frame of each model is done after" in text

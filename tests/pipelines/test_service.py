@@ -90,12 +90,14 @@ def test_it_is_ready_once_healthy_and_ends_when_it_is_asked(
                 answers[path] = get(port, path)
             stop.set()
 
-    said = run(folder, until)
-    kinds = [type(message) for message in said]
-    first = next(m for m in said if isinstance(m, Heartbeat))
+    messages = run(folder, until)
+    kinds = [type(message) for message in messages]
+    first = next(m for m in messages if isinstance(m, Heartbeat))
     assert (first.state, first.frames) == ("starting", 0)
     assert kinds.index(Ready) + 1 == kinds.index(Result)
-    assert said[-1].errors == 0  # type: ignore[union-attr]
+    last = messages[-1]
+    assert isinstance(last, Heartbeat)
+    assert last.errors == 0
     assert "MODEL" in answers["/env"].split()
     assert "TANDEM_MQTT_PASSWORD" not in answers["/env"]
     assert answers["/cores"] == "1"

@@ -50,6 +50,23 @@ def serve_bundle(folder: Path, port: int, version: str, host: str = "127.0.0.1")
     return bundle
 
 
+def test_a_release_that_serves_is_checked(tmp_path: Path) -> None:
+    serve_bundle(tmp_path, 8000, "1")
+    file = tmp_path / "pipeline.toml"
+
+    def check() -> str:
+        result = CliRunner().invoke(tandem, ["pipeline", "check", str(file)])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert check() == (
+        f"{file}: 'door' serves door\n"
+        f"it fits {tmp_path / 'door.engine'}, an engine for laptop, and {tmp_path / 'labels.txt'}\n"
+    )
+    file.write_text('name = "door"\nkind = "serve"\n')
+    assert "the file names no `engine` and `labels`" in check()
+
+
 def test_a_board_serves_a_release_and_rolls_a_bad_one_back(tmp_path: Path) -> None:
     port = free_port()
     good = serve_bundle(tmp_path / "good", port, "1")

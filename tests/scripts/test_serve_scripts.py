@@ -91,13 +91,13 @@ def test_runtimes_of_this_cpu_give_the_same_and_a_missing_one_says_why(
 
 
 def test_requests_in_flight_are_asked_again_and_a_refusal_ends_the_bench() -> None:
-    asked = [0, 0]
+    counts = [0, 0]
 
     def ask(number: int, done: Callable[[object, object], None]) -> None:
-        asked[number] += 1
-        done("answer", "no such region" if asked[0] == 100 and number == 0 else None)
+        counts[number] += 1
+        done("answer", "no such region" if counts[0] == 100 and number == 0 else None)
 
     requests = [partial(ask, number) for number in (0, 1)]
     with pytest.raises(SystemExit, match="the server refuses: no such region"):
         bench_serve._rate_in_flight(requests, seconds=3600)
-    assert asked == [100, 100]
+    assert counts == [100, 100]

@@ -117,7 +117,8 @@ def check(options: Check) -> None:
     elif (engines or first.engine) and (labels or first.labels):
         notes = _check_engines(config, files_of(config, path.parent, engines, labels))
     else:
-        check_tracking(config)
+        if config.kind == "frames":
+            check_tracking(config)
         files = {"engine": engines or first.engine, "labels": labels or first.labels}
         unnamed = [key for key, file in files.items() if not file]
         keys, flags = (" and ".join(f"`{dash}{key}`" for key in unnamed) for dash in ("", "--"))
@@ -176,7 +177,7 @@ def _check_engines(config: PipelineConfig, files: Mapping[str, ModelFiles]) -> l
         notes.append(
             f"{which}fits {one.engine}, an engine for {manifest.profile}, and {one.labels}"
         )
-    return [*notes, *check_engines(config, facts)]
+    return [*notes, *(check_engines(config, facts) if config.kind == "frames" else [])]
 
 
 def _text(options: New) -> tuple[str, list[_ModelText]]:
@@ -289,6 +290,9 @@ def _with_weak_detections(decode: DecodeConfig) -> DecodeConfig:
 def _summary(config: PipelineConfig) -> str:
     if config.service:
         return f"{config.name!r} runs {shlex.join(config.service.command)}"
+    if config.kind == "serve":
+        names = [one.name for one in config.models] or [config.name]
+        return f"{config.name!r} serves {', '.join(names)}"
     sources = ", ".join(redact(camera.uri) for camera in config.cameras)
     kinds = [str(sink.__struct_config__.tag) for sink in config.sinks]
     decoders = ", ".join(
