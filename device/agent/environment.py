@@ -98,5 +98,5 @@ def _place(name: str) -> PurePosixPath | None:
         raise ValueError(f"the name {name!r} leads out of it")
     if not path.parts[0].endswith(".data"):
         return path
-    kept = len(path.parts) > 2 and path.parts[1] in _LIBRARIES
-    return PurePosixPath(*path.parts[2:]) if kept else None
+    is_installed = len(path.parts) > 2 and path.parts[1] in _LIBRARIES
+    return PurePosixPath(*path.parts[2:]) if is_installed else None

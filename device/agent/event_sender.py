@@ -86,8 +86,8 @@ class EventSender:
         if report == self._before:
             return
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        for told in events_of(self._before, report, source=self._topics.root, at=at):
-            self._outbox.add(told.topic, told.event, final=told.final)
+        for change in events_of(self._before, report, source=self._topics.root, at=at):
+            self._outbox.add(change.topic, change.event, final=change.final)
             self._more = True
         self._before = report
 

@@ -113,8 +113,10 @@ class Reporter:
         if _same_but_progress(report, self._published) and now_s < self._due_s:
             return
         self._due_s = now_s + PROGRESS_S
-        told = msgspec.structs.replace(report, counter=self._counter.next(), beat_s=self._beat_s)
-        if self._link.publish(self._topics.reported, self._signed(told), qos=1, retain=True):
+        numbered = msgspec.structs.replace(
+            report, counter=self._counter.next(), beat_s=self._beat_s
+        )
+        if self._link.publish(self._topics.reported, self._signed(numbered), qos=1, retain=True):
             self._published = report
             self._spread_beat(now_s)
 

@@ -37,7 +37,7 @@ def split_raw(data: bytes) -> tuple[bytes, list[memoryview]]:
 
     Raises Refusal: it is no message.
     """
-    view, at, kept, raw = memoryview(data), 0, [], []
+    view, at, rest, raw = memoryview(data), 0, [], []
     try:
         while at < len(data):
             start = at
@@ -57,10 +57,10 @@ def split_raw(data: bytes) -> tuple[bytes, list[memoryview]]:
             if tag == RAW_INPUT << 3 | 2:
                 raw.append(view[at - size : at])
             else:
-                kept.append(view[start:at])
+                rest.append(view[start:at])
     except IndexError:
         refuse(f"the request is no ModelInferRequest: it ends at byte {len(data)} in a number")
-    return b"".join(kept), raw
+    return b"".join(rest), raw
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -97,20 +97,20 @@ class RequestQueue:
         for level, waiting in self._levels.items():
             if not any(one.cancelled or self._is_late(one, now_s) for one in waiting):
                 continue
-            kept: deque[Item] = deque()
+            in_time: deque[Item] = deque()
             delayed = []
             for item in waiting:
                 if item.cancelled:
                     continue
                 if not self._is_late(item, now_s):
-                    kept.append(item)
+                    in_time.append(item)
                 elif self.policy.of(level).delays:
                     item.late = True
                     delayed.append(item)
                 else:
                     expired.append(item)
-            self._levels[level] = kept
-            kept.extend(delayed)
+            self._levels[level] = in_time
+            in_time.extend(delayed)
         return expired
 
     def take(self, now_s: float) -> tuple[list[Item], float | None]:

@@ -209,7 +209,7 @@ class SequenceModel(QueuedModel):
                     if self._sequences.get(ident) is sequence:
                         self._forget(ident)
                 else:  # copies: an output is a row of a batch
-                    states = {name: outputs[kept].copy() for name, kept in self._kept.items()}
+                    states = {name: outputs[output].copy() for name, output in self._kept.items()}
                     if self._sequences.get(ident) is sequence:
                         self._budget.count(_bytes(states) - _bytes(sequence.states))
                     sequence.states = states

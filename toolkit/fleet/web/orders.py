@@ -125,8 +125,8 @@ def label_all(database: Database, _fleet: Fleet, account: Account, fields: Field
     if not fields.get("planned") == fields.get("count", "").strip() == count:
         raise RolloutError(f"{count} devices are like this now: plan it again, and type {count}")
     label_devices(database, devices, fields.get("labels", "").split(), who(account))
-    kept = {name: fields[name] for name in FILTERS if fields.get(name)}
-    return with_notice(f"/devices?{urlencode(kept)}", "label")
+    filters = {name: fields[name] for name in FILTERS if fields.get(name)}
+    return with_notice(f"/devices?{urlencode(filters)}", "label")
 
 
 def start(database: Database, fleet: Fleet, account: Account, fields: Fields) -> str:

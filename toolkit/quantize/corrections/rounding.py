@@ -113,10 +113,10 @@ def apply_steps(model: ir.Model, rounded: Mapping[str, str]) -> ir.Model:
         steps = decode_steps(text, size)
         if layer is None or size != steps.size:
             count = f"more than {size}" if steps.size > size else str(steps.size)
-            held = "no such weight" if layer is None else f"{size} weights"
+            size_there = "no such weight" if layer is None else f"{size} weights"
             raise BuildError(
                 f"The calibration table rounds {count} weights of node {name!r}, but this "
-                f"model has {held} there; calibrate this model again."
+                f"model has {size_there} there; calibrate this model again."
             )
         nearest = quantize_weight(layer.weight, None, layer.axis, None)
         whole = nearest.stored + steps.reshape(layer.weight.shape)

@@ -262,24 +262,24 @@ def merged(
 
     None: an unreadable picture moves those after it into other batches than those of the shards.
     """
-    histograms, kept = dict(head.histograms), list[Shard]()
+    histograms, without_state = dict(head.histograms), list[Shard]()
     for shard in shards:
         if shard.state:
             theirs = decode_state(shard.state, f"shard {shard.start} to {shard.stop}").histograms
             histograms = {name: merge(one, theirs[name]) for name, one in histograms.items()}
-        kept.append(msgspec.structs.replace(shard, state=b""))
-    kept.sort(key=lambda shard: shard.start)
-    if sharded.data.shifts and any(shard.skipped for shard in kept[:-1]):
+        without_state.append(msgspec.structs.replace(shard, state=b""))
+    without_state.sort(key=lambda shard: shard.start)
+    if sharded.data.shifts and any(shard.skipped for shard in without_state[:-1]):
         return None
-    for shard in kept:
+    for shard in without_state:
         watch.merge(_unpacked(shard), shard.samples)
-    skipped = [Skipped(*row) for shard in kept for row in shard.skipped]
+    skipped = [Skipped(*row) for shard in without_state for row in shard.skipped]
     return replace(
         head,
         histograms=histograms,
-        samples=head.samples + sum(shard.samples for shard in kept),
+        samples=head.samples + sum(shard.samples for shard in without_state),
         skipped=(*sharded.head.skipped, *skipped),
-        fed_sha256=key_of(head.fed_sha256, *(shard.key for shard in kept)),
+        fed_sha256=key_of(head.fed_sha256, *(shard.key for shard in without_state)),
     )
 
 

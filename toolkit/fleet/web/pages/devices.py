@@ -101,10 +101,10 @@ FILTERS = ("q", "state", "problem", "label", "profile", "version", "release", "p
 
 def _bulk(visit: Visit) -> Html:
     """Return the form that labels all devices of the list; its plan comes first."""
-    kept = [hidden(name, visit.text(name)) for name in FILTERS if visit.text(name)]
+    filters = [hidden(name, visit.text(name)) for name in FILTERS if visit.text(name)]
     labels = field("Labels", "labels", hint="KEY=VALUE sets one, KEY= takes it away; with blanks")
     return Html(
-        f"<form method=get action=/bulk/labels class=card><h2>Label all of them</h2>{join(kept)}"
+        f"<form method=get action=/bulk/labels class=card><h2>Label all of them</h2>{join(filters)}"
         f"{labels}<p class=buttons><button>Plan</button></p></form>"
     )
 
@@ -117,10 +117,10 @@ def draw_bulk_labels(database: Database, _fleet: Fleet, visit: Visit) -> View:
         raise RolloutError("no label is named: write KEY=VALUE, or KEY= to take one away")
     count = len(devices)
     first = ", ".join(devices[:MAX_NAMED]) + (", ..." if count > MAX_NAMED else "")
-    kept = [hidden(name, visit.text(name)) for name in (*FILTERS, "labels") if visit.text(name)]
+    filters = [hidden(name, visit.text(name)) for name in (*FILTERS, "labels") if visit.text(name)]
     parts = [
         facts({"Devices": f"{count:,}", "The first of them": first, "Labels": " ".join(changes)}),
-        Html(f"<form method=post action=/bulk/labels class=card>{csrf_slot()}{join(kept)}"),
+        Html(f"<form method=post action=/bulk/labels class=card>{csrf_slot()}{join(filters)}"),
         hidden("planned", str(count)),
         field(f"Type {count} to label {count} devices", "count"),
         Html("<p class=buttons><button class=primary>Label them</button></p></form>"),
