@@ -355,12 +355,15 @@ def _rate(port: int, clients: int, requests: int) -> float:
         return clients * requests / (time.perf_counter() - begin)
 
 
-def cuda_shared_memory(engine: Path, folder: Path, seconds: float, depth: int) -> dict[str, float]:
+def cuda_shared_memory(
+    engine: Path, folder: Path, seconds: float, depth: int, instances: int
+) -> dict[str, float]:
     """Return inferences a second of `tandem bench`, before and after, and of a gRPC client that has
     `depth` requests in flight, with inputs and outputs in CUDA shared memory."""
-    repository = folder / "repository"
-    repository.mkdir()
-    (repository / f"{NAME}.engine").symlink_to(engine.absolute())
+    model = folder / "repository" / NAME
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.engine").symlink_to(engine.absolute())
+    (model / "config.pbtxt").write_text(f"instance_group {{ count: {instances} }}\n")
     rates = {"bench before": _engine_rate(engine)}
     with (
         started(Peer("Tandem", _ours), folder) as (_, _, port),
@@ -447,6 +450,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batching", action="store_true")
     parser.add_argument("--cuda", type=Path, metavar="ENGINE", help="by CUDA shared memory alone")
     parser.add_argument("--depth", type=int, default=4, help="requests in flight, with --cuda")
+    parser.add_argument("--instances", type=int, default=1, help="of the model, with --cuda")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=10, help="of each client, with --batching")
     parser.add_argument("--json", action="store_true")
@@ -458,7 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         if options.cuda is not None:
             print(json.dumps(cuda_shared_memory(
-                options.cuda, folder, options.seconds, options.depth
+                options.cuda, folder, options.seconds, options.depth, options.instances
             )))  # fmt: skip
             return 0
         if options.batching:

@@ -1,4 +1,5 @@
-"""How often the threads of Python take turns: the reader of a camera must not wait for a sink."""
+"""How often the threads of Python take turns: the reader of a camera must not wait for a sink, nor
+an instance of a model for the event loop."""
 
 import sys
 from collections.abc import Iterator

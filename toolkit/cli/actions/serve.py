@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import asdict
 
+from pipelines.runtime.switching import quick_turns
 from pipelines.serving.server import Ports, ServeOptions
 from pipelines.serving.server import serve as serve_until
 from toolkit.cli.actions.outputs import print_result
@@ -48,7 +49,8 @@ def serve(options: Serve) -> None:
         print_result(asdict(listening), text, as_json=options.as_json)
 
     logging.getLogger("pipelines.serving").setLevel(logging.INFO)
-    asyncio.run(_run(settings, on_ready))
+    with quick_turns():
+        asyncio.run(_run(settings, on_ready))
 
 
 async def _run(options: ServeOptions, on_ready: Callable[[Ports], None]) -> None:
