@@ -15,6 +15,7 @@ from device.profile import load_profile
 from pipelines.config import SourceConfig, load_pipeline
 from pipelines.sources.take import read_frames
 from toolkit.cli.main import COMMANDS, tandem
+from toolkit.cli.options.choices import USB
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.workload import load_workload
 
