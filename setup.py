@@ -20,10 +20,11 @@ from setuptools.command.build_py import build_py
 NAME = "tandem"
 PACKAGES = ("calibration", "configs", "device", "pipelines", "toolkit")
 _ANY = "|".join(PACKAGES)
-_FROM = re.compile(rf"^(\s*)from ((?:{_ANY})(?:\.\w+)*) import\b")
-_IMPORT_AS = re.compile(rf"^(\s*)import ((?:{_ANY})(?:\.\w+)*) as\b")
-_IMPORT = re.compile(rf"^(\s*)import ({_ANY})(?=\s*(?:$|#))")
+_FROM = re.compile(rf"^([ \t]*)from ((?:{_ANY})(?:\.\w+)*) import\b", re.M)
+_IMPORT_AS = re.compile(rf"^([ \t]*)import ((?:{_ANY})(?:\.\w+)*) as\b", re.M)
+_IMPORT = re.compile(rf"^([ \t]*)import ({_ANY})(?=[ \t]*(?:$|#))", re.M)
 _DOTTED = re.compile(rf"(?<![\w./-])({_ANY})\.(\w+)")
+_MAY_IMPORT = re.compile(rf"\b(?:import|from)\b(?:\\\n|[^\n])*?(?<![\w.])(?:{_ANY})\b")
 _FIELDS = re.compile(r"(\{[^{}]*\})")
 _F_STRING = re.compile(r"[rR]?[fF]")
 _TEXTS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
@@ -61,9 +62,11 @@ def rewrite(files: Iterable[Path], modules: set[str]) -> None:
     """Rewrite imports and names of modules in Python files; `modules`: those with one dot."""
     for path in files:
         text = path.read_text(encoding="utf-8")
-        moved = moved_imports(moved_strings(text, modules))
+        moved = moved_strings(moved_imports(text), modules)
         if moved != text:
             path.write_text(moved, encoding="utf-8")
+        if not _MAY_IMPORT.search(moved):  # most files: to parse them all takes seconds
+            continue
         for node in ast.walk(ast.parse(moved)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -77,18 +80,19 @@ def rewrite(files: Iterable[Path], modules: set[str]) -> None:
 
 def moved_imports(text: str) -> str:
     """Rewrite import statements, those of examples in docstrings, too."""
-    lines = text.split("\n")
     for pattern, replacement in (
         (_FROM, rf"\1from {NAME}.\2 import"),
         (_IMPORT_AS, rf"\1import {NAME}.\2 as"),
         (_IMPORT, rf"\1from {NAME} import \2"),
     ):
-        lines = [pattern.sub(replacement, line) for line in lines]
-    return "\n".join(lines)
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def moved_strings(text: str, modules: set[str]) -> str:
     """Rewrite names of modules within strings, but not in the fields of f-strings."""
+    if not any(f"{match[1]}.{match[2]}" in modules for match in _DOTTED.finditer(text)):
+        return text
     starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
     parts, end = list[str](), 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

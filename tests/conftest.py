@@ -36,6 +36,24 @@ RNG_SEED = pytest.StashKey[int]()
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker not ask before each test how often that has ended a worker.
+
+    pytest-rerunfailures asks over a socket, in packets that wait for each other: 40 ms a test. The
+    first process counts the workers that end, so a test that ends one still runs once more.
+    """
+    reruns = config.getoption("reruns", None)
+    if not reruns or not hasattr(config, "failures_db"):
+        return
+    if hasattr(config, "workerinput"):
+        from pytest_rerunfailures import StatusDB
+
+        config.failures_db = StatusDB()  # in memory, as without workers
+    else:
+        config.failures_db.get_test_reruns = lambda _test: reruns
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Keep what collection makes out of every search for garbage: one would take half a second."""

@@ -15,6 +15,7 @@ from device.profile import load_profile
 from pipelines.config import SourceConfig, load_pipeline
 from pipelines.sources.take import read_frames
 from toolkit.cli.main import COMMANDS, tandem
+from toolkit.cli.options.choices import USB
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.workload import load_workload
 
@@ -88,6 +89,9 @@ def test_a_source_that_means_nothing_is_refused(uri: str) -> None:
 def arguments_of(command: click.Command, value: str) -> list[list[str]]:
     """Command lines with the value in the place of each argument and each option that takes one."""
     needed = [value for one in command.params if isinstance(one, click.Argument)]
+    for option in command.params:
+        if option.default == USB:  # where no board is, ssh tries for 10 s
+            needed += [option.opts[0], "ssh://127.0.0.1:1"]
     lines = [needed]
     for option in command.params:
         if isinstance(option, click.Option) and isinstance(option.type, click.Path):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from scipy import signal, special
+from scipy import special
 
 import tandem
 from tandem import (
@@ -64,6 +64,8 @@ def uniform(*shape: int, low: float = -2.0, high: float = 2.0) -> Array:
 
 def correlate(x: Array, kernel: Array, stride: int = 1, groups: int = 1) -> Array:
     """A 2-D convolution of networks, by SciPy."""
+    from scipy import signal  # takes a second; all workers collect these tests
+
     maps, per_group = kernel.shape[0] // groups, x.shape[1] // groups
     rows = [
         [
@@ -108,6 +110,8 @@ def test_a_dilated_convolution_with_padding_at_the_end_agrees_with_scipy() -> No
 
 
 def test_a_deconvolution_agrees_with_scipy() -> None:
+    from scipy import signal
+
     x, kernel, bias = uniform(1, 3, 4, 5), uniform(3, 2, 3, 3), uniform(2)
     (y,) = compute(
         lambda n, x: n.add_deconvolution_nd(

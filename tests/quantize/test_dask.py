@@ -19,7 +19,11 @@ from toolkit.errors import WorkersError
 from toolkit.quantize.ranges import shards
 from toolkit.workers import open_workers
 
-pytest.importorskip("distributed")
+
+@pytest.fixture(autouse=True)
+def _distributed() -> None:
+    """Not where it is collected: that takes each worker of pytest a quarter of a second."""
+    pytest.importorskip("distributed")
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def test_every_file_that_a_document_names_exists(name: str) -> None:
 def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    link_configs(tmp_path, pictures=4)
+    link_configs(tmp_path, pictures=2)  # one to measure, one to judge by
     assert "agx-orin-64gb" in example
     example = example.replace("agx-orin-64gb", "laptop")  # nothing to compile
     done = subprocess.run(
@@ -55,14 +55,15 @@ def test_the_examples_of_the_python_page_run(tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/PYTHON.md").read_text(), re.DOTALL)
     assert len(examples) == 2
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    for example in examples:
-        quick = re.sub(r'engine", profile="[\w-]+"', 'engine", profile="laptop"', example)
-        assert quick != example  # nothing to compile
-        done = subprocess.run(
-            [sys.executable, "-c", quick], cwd=tmp_path, capture_output=True, text=True,
-            check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    quick, count = re.subn(
+        r'engine", profile="[\w-]+"', 'engine", profile="laptop"', "\n".join(examples)
+    )
+    assert count == 2  # nothing to compile
+    done = subprocess.run(
+        [sys.executable, "-c", quick], cwd=tmp_path, capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
@@ -148,12 +149,14 @@ def test_the_readme_names_every_command() -> None:
 
 
 FOLDERS = sorted(
-    {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/__init__.py")}
-    - {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/**/__init__.py")}
+    path.parent.relative_to(ROOT).as_posix()
+    for top in ROOT.glob("[!.]*")  # not the environments, which take a second
+    if top.name not in ("build", "scripts")
+    for path in top.rglob("__init__.py")
 )
 
 
-@pytest.mark.parametrize("folder", [f for f in FOLDERS if not f.startswith((".", "build"))])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_says_what_it_is_for_and_is_on_the_map(folder: str) -> None:
     text = (ROOT / "docs/ARCHITECTURE.md").read_text()
     assert ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())), folder
