@@ -12,7 +12,7 @@ from toolkit.dla.cycles.configurations import CONFIGURATIONS, Config
 from toolkit.dla.cycles.estimate import all_modes, estimate
 from toolkit.dla.cycles.layers import ConvLayer, LayerError
 from toolkit.dla.cycles.result import Cycles
-from toolkit.dla.cycles.sources import inferred_fields, source_of
+from toolkit.dla.cycles.sources import source_of
 
 FULL = CONFIGURATIONS["nv_full"]
 RESNET = [as_convolution(row) for row in workbook_rows("ResNet50")]
@@ -331,6 +331,11 @@ def test_orin_has_the_macs_that_its_published_rate_needs() -> None:
 def test_every_figure_has_a_source(name: str) -> None:
     for field in fields(Config):
         assert source_of(name, field.name).text
+
+
+def inferred_fields(name: str) -> list[str]:
+    names = [field.name for field in fields(Config)]
+    return [field for field in names if source_of(name, field).certainty == "inferred"]
 
 
 def test_guesses_are_marked() -> None:

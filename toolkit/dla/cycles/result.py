@@ -155,19 +155,3 @@ def _bound(work: LayerWork, mac: float, memory: float, memory_once: float) -> Bo
     if work.output > mac:
         return "output stage"
     return "weights streaming" if work.sequence.weights > work.sequence.data else "MACs"
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRange:
-    """Microseconds of a layer: all overlapped, the total by `overlap`, nothing overlapped."""
-
-    optimistic_us: float
-    total_us: float
-    pessimistic_us: float
-
-
-def time_range(cycles: Cycles, clock_mhz: float) -> TimeRange:
-    """Return the time of a layer at a clock of the DLA; bytes per clock must be of that clock."""
-    return TimeRange(
-        cycles.optimistic / clock_mhz, cycles.total / clock_mhz, cycles.pessimistic / clock_mhz
-    )

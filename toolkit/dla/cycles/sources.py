@@ -5,10 +5,8 @@ a simulation of the open hardware. `inferred`: a reasoned guess, to be fitted, a
 result depends on it.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
-
-from toolkit.dla.cycles.configurations import Config
 
 Certainty = Literal["documented", "observed", "inferred"]
 
@@ -152,9 +150,3 @@ def source_of(name: str, field: str) -> Source:
         if name in names and field in covered:
             return Source(certainty, text)
     raise KeyError(f"{name}.{field}")
-
-
-def inferred_fields(name: str) -> tuple[str, ...]:
-    """Return the fields of a configuration that are guesses, in the order of `Config`."""
-    names = (field.name for field in fields(Config))
-    return tuple(field for field in names if source_of(name, field).certainty == "inferred")
