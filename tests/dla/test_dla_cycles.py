@@ -342,7 +342,7 @@ def test_guesses_are_marked() -> None:
     free = {"mac_efficiency", "memory_efficiency", "overlap", "uses_winograd"}
     assert set(inferred_fields("nv_full")) == free
     every = {field.name for field in fields(Config)}
-    certain = {"name", "generation", "sram_bytes", "split_weight_banks"}
+    certain = {"name", "generation", "split_weight_banks"}
     assert every - set(inferred_fields("orin")) == certain
     assert every - set(inferred_fields("xavier")) == certain | {"depthwise_channels"}
     with pytest.raises(KeyError):
