@@ -17,7 +17,7 @@ from pathlib import Path
 
 from device.selftest.report import Report
 from scripts.cost_rows import figure_rows
-from toolkit.board_kit.corrections import RuleSummary, summarize_rules
+from scripts.rule_corrections import RuleSummary, summarize_rules
 
 ROOT = Path(__file__).parents[1]
 FIGURES = Path("configs/published_figures.csv")

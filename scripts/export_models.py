@@ -28,7 +28,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from toolkit.demo.scenes import HELD_OUT_PHOTOGRAPHS
+from toolkit.demo.scenes.backgrounds import HELD_OUT_PHOTOGRAPHS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -31,8 +31,7 @@ from toolkit.board_kit.make import (
     RuleModel,
     make_kit,
 )
-from toolkit.board_kit.own_model import model_bytes, own_model
-from toolkit.board_kit.weights import tile_weights
+from toolkit.board_kit.own_model import model_bytes, own_model, tile_weights
 from toolkit.dla.rules.verdicts import RULES, judge, situation_of
 from toolkit.engine.target import Target, choose_target
 from toolkit.graph.node_view import NodeView, views

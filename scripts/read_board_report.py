@@ -15,7 +15,7 @@ from device.errors import TandemError
 from device.files import replacing
 from device.selftest.report import NetworkRow, Report, read_report
 from scripts.board_change import change_of
-from toolkit.board_kit.corrections import RuleSummary, summarize_rules
+from scripts.rule_corrections import RuleSummary, summarize_rules
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
     python scripts/train_demo.py       # some minutes; 64 GB of memory on the host and on the GPU
     python scripts/train_demo.py --scenes 512 --epochs 1 --batch 16 --held-out 40 --out /tmp/try
 
-Steps: draw the scenes on all cores (`toolkit/demo/scenes/`); train; export ONNX and compare it with
+Steps: draw the scenes on all cores (`training_scenes.py`); train; export ONNX and compare it with
 PyTorch; measure mAP50 on held-out scenes in FP32 and in INT8, both by ONNX Runtime; write the
 model, its description, its card and the calibration and held-out pictures under `--out`.
 
@@ -51,18 +51,17 @@ from onnxruntime.quantization import (
 )
 from torch import Tensor, nn
 
-from toolkit.demo.scenes import (
+from scripts.training_scenes import (
     CALIBRATION_SEED,
-    CLASSES,
-    HELD_OUT_PHOTOGRAPHS,
     HELD_OUT_SEED,
-    MIN_VISIBLE,
     OBJECT_SIZE,
     TRAIN_SEED,
-    Scene,
     draw_scene,
-    load_backgrounds,
 )
+from toolkit.demo.scenes.backgrounds import HELD_OUT_PHOTOGRAPHS, load_backgrounds
+from toolkit.demo.scenes.canvas import MIN_VISIBLE
+from toolkit.demo.scenes.moving import Scene
+from toolkit.demo.scenes.objects import CLASSES
 
 Floats = npt.NDArray[np.float32]
 Image = npt.NDArray[np.uint8]
@@ -608,9 +607,10 @@ Conv (BatchNorm folded), ReLU, Add, Concat on channels and nearest 2x Resize; Si
 Concat at the outputs. {parameters:,} parameters, {size:.2f} MB, ONNX opset {opset}.
 
 ## Data
-{scenes:,} scenes drawn by `toolkit/demo/scenes/` (seed {train_seed}) over {photographs} photographs
-of `configs/scenes/backgrounds`: all but {held_out}. Held-out scenes (seed {held_out_seed}) are
-drawn over those three only, so neither their objects nor their backgrounds were seen in training.
+{scenes:,} scenes drawn by `scripts/training_scenes.py` (seed {train_seed}) over {photographs}
+photographs of `configs/scenes/backgrounds`: all but {held_out}. Held-out scenes
+(seed {held_out_seed}) are drawn over those three only, so neither their objects nor their
+backgrounds were seen in training.
 No weights were selected on them: these are the moving average at the last step. The generator was:
 an earlier model took too many things in these three photographs for objects, and the clutter in the
 scenes was made richer for it.

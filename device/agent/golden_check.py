@@ -4,7 +4,6 @@ The child is `python -m device.runtime.golden`: each engine runs there as it wil
 """
 
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from device.protocol.documents import InstallPolicy
 from device.start.command import module_command
 from device.update.bundle import read_folder_info
 
-LOG = logging.getLogger("tandem.agent")
 MIN_AGREEMENT = 0.95  # where the policy says nothing
 MISSING = (
     "the policy asks how well golden inputs agree (min_golden_agreement), and the bundle has none: "

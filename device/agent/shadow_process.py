@@ -4,7 +4,6 @@ The child is `python -m pipelines.shadow`, with the lowest priority and a memory
 What it says and that it ended arrive as events.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from device.protocol.documents import InstallPolicy
 from device.protocol.messages import Failure, Shadow, decode_message
 from device.start.command import module_command
 
-LOG = logging.getLogger("tandem.agent")
 TAP = "shadow.sock"  # in the state folder; the running pipeline listens there
 MEMORY_SHARE = 0.75  # of what is free: the running release must not run out of it
 START_S = 180.0  # for the engine to load at the lowest priority

@@ -6,7 +6,7 @@ no text, however deep, makes this program recurse.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Union
 
@@ -41,16 +41,6 @@ def evaluate(amount: Amount, point: Sequence[int]) -> int:
             right = stack.pop()
             stack.append(_apply(step, stack.pop(), right, amount))
     return stack[0]
-
-
-def problem(amount: Amount, points: Iterable[Sequence[int]]) -> str | None:
-    """Return why an amount has no value at one of these points, or None."""
-    try:
-        for point in points:
-            evaluate(amount, point)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _apply(operator: str, first: int, second: int, amount: str) -> int:

@@ -37,6 +37,18 @@ TUF_GET_OF_ALL = f"{PREFIX}/+/tuf/get"  # what the server of metadata subscribes
 DeviceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 
 
+class FixedTopic:
+    """A topic at a fixed path below a prefix: the attribute `prefix` of what has the topic."""
+
+    def __init__(self, path: str, prefix: str = "root") -> None:
+        self._path = path
+        self._prefix = prefix
+
+    def __get__(self, topics: object, _kind: type) -> str:
+        """Return the topic of one device or camera."""
+        return f"{getattr(topics, self._prefix)}/{self._path}"
+
+
 @dataclass(frozen=True, slots=True)
 class Topics:
     """The topics of one device."""
@@ -48,59 +60,22 @@ class Topics:
         """The prefix of all topics of the device."""
         return f"{PREFIX}/{self.device}"
 
-    @property
-    def state(self) -> str:
-        """Whether the agent is online, stopped or lost."""
-        return f"{self.root}/state"
-
-    @property
-    def desired(self) -> str:
-        """The desired state."""
-        return f"{self.root}/desired"
-
-    @property
-    def reported(self) -> str:
-        """The reported state."""
-        return f"{self.root}/reported"
-
-    @property
-    def beat(self) -> str:
-        """Says that the agent is alive."""
-        return f"{self.root}/tele/beat"
-
-    @property
-    def blob_get(self) -> str:
-        """Requests of the device for chunks."""
-        return f"{self.root}/blob/get"
-
-    @property
-    def tuf_get(self) -> str:
-        """Requests of the device for files of the signed repository."""
-        return f"{self.root}/tuf/get"
-
-    @property
-    def tuf_replies(self) -> str:
-        """All parts of all answers to these requests."""
-        return f"{self.root}/tuf/reply/+/+"
+    state = FixedTopic("state")  # whether the agent is online, stopped or lost
+    desired = FixedTopic("desired")  # the desired state
+    reported = FixedTopic("reported")  # the reported state
+    beat = FixedTopic("tele/beat")  # says that the agent is alive
+    blob_get = FixedTopic("blob/get")  # requests of the device for chunks
+    tuf_get = FixedTopic("tuf/get")  # requests of the device for files of the signed repository
+    tuf_replies = FixedTopic("tuf/reply/+/+")  # all parts of all answers to these requests
+    detections = FixedTopic("detections")  # detections of the running pipeline
+    stats = FixedTopic("stats")  # figures of the running pipeline
+    commands = FixedTopic("cmd/+/+")  # all commands, and how far they are
+    # All chunks of all blobs, with and without the name of a server.
+    chunks = FixedTopic("blob/+/+/#")
 
     def tuf_reply(self, request: str, part: int | str) -> str:
         """The topic of one part of the answer to a request."""
         return f"{self.root}/tuf/reply/{request}/{part}"
-
-    @property
-    def detections(self) -> str:
-        """Detections of the running pipeline."""
-        return f"{self.root}/detections"
-
-    @property
-    def stats(self) -> str:
-        """Figures of the running pipeline."""
-        return f"{self.root}/stats"
-
-    @property
-    def commands(self) -> str:
-        """All commands, and how far they are."""
-        return f"{self.root}/cmd/+/+"
 
     def command(self, op: str, command_id: str) -> str:
         """The topic of one command."""
@@ -117,11 +92,6 @@ class Topics:
     def event(self, name: str) -> str:
         """Events of one sort: update, pipeline."""
         return f"{self.root}/evt/{name}"
-
-    @property
-    def chunks(self) -> str:
-        """All chunks of all blobs, with and without the name of a server."""
-        return f"{self.root}/blob/+/+/#"
 
     def chunk(self, sha256: str, part: int | str, peer: str) -> str:
         """The topic of one chunk of a blob from a server; part is its number or "index"."""
@@ -141,47 +111,14 @@ class PipelineTopics:
         """The prefix of the camera's topics."""
         return f"{self.prefix}/{self.camera}" if self.camera else self.prefix
 
-    @property
-    def status(self) -> str:
-        """Whether the pipeline publishes: online, stopped or offline; one for all cameras."""
-        return f"{self.prefix}/status"
-
-    @property
-    def detections(self) -> str:
-        """What each frame shows."""
-        return f"{self.root}/detections"
-
-    @property
-    def events(self) -> str:
-        """The lives of objects: new, update, end."""
-        return f"{self.root}/events"
-
-    @property
-    def stats(self) -> str:
-        """Figures; one for all cameras."""
-        return f"{self.prefix}/stats"
-
-    @property
-    def reload(self) -> str:
-        """What of a changed pipeline.toml was taken; one for all cameras."""
-        return f"{self.prefix}/reload"
-
-    @property
-    def detect_set(self) -> str:
-        """Asks to begin or stop detection: ON or OFF."""
-        return f"{self.root}/detect/set"
-
-    @property
-    def detect_state(self) -> str:
-        """Whether detection runs: ON or OFF."""
-        return f"{self.root}/detect/state"
-
-    @property
-    def threshold_set(self) -> str:
-        """Asks for a least score, 0 to 1."""
-        return f"{self.root}/threshold/set"
-
-    @property
-    def threshold_state(self) -> str:
-        """The least score, 0 to 1."""
-        return f"{self.root}/threshold/state"
+    # Whether the pipeline publishes: online, stopped or offline; one for all cameras.
+    status = FixedTopic("status", "prefix")
+    detections = FixedTopic("detections")  # what each frame shows
+    events = FixedTopic("events")  # the lives of objects: new, update, end
+    stats = FixedTopic("stats", "prefix")  # figures; one for all cameras
+    # What of a changed pipeline.toml was taken; one for all cameras.
+    reload = FixedTopic("reload", "prefix")
+    detect_set = FixedTopic("detect/set")  # asks to begin or stop detection: ON or OFF
+    detect_state = FixedTopic("detect/state")  # whether detection runs: ON or OFF
+    threshold_set = FixedTopic("threshold/set")  # asks for a least score, 0 to 1
+    threshold_state = FixedTopic("threshold/state")  # the least score, 0 to 1

@@ -10,6 +10,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -142,19 +143,10 @@ def write_agent_bundle(
     out: Path, *, wheels: Sequence[Path], version: str, payload: AgentPayload
 ) -> BundleInfo:
     """Write a release of the agent, as `write_bundle` does."""
-    sources = {path.name: path for path in sorted(wheels, key=lambda path: path.name)}
-    try:
-        files = tuple(describe_file(member, path) for member, path in sources.items())
-        info = BundleInfo(
-            format=AGENT, name="tandem-agent", version=version, profile=PROFILE, files=files,
-            agent=payload,
-        )  # fmt: skip
-        checked = _decode_info(msgspec.json.encode(info), out)
-        with replacing(out) as file:
-            file.writelines(_bundle_bytes(checked, sources))
-    except OSError as error:
-        raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
-    return info
+    info = BundleInfo(
+        format=AGENT, name="tandem-agent", version=version, profile=PROFILE, files=(), agent=payload
+    )
+    return _write(out, {path.name: path for path in sorted(wheels, key=lambda w: w.name)}, info)
 
 
 def write_bundle_of_service(
@@ -187,7 +179,7 @@ def _stated(facts: BundleFacts | None) -> dict[str, Any]:
 
 
 def _write(
-    out: Path, sources: Mapping[str, Path], info: BundleInfo, bom: BomWriter | None
+    out: Path, sources: Mapping[str, Path], info: BundleInfo, bom: BomWriter | None = None
 ) -> BundleInfo:
     """`sources`: the file of each member, in order; `info`: all that is said of it but these."""
     try:
@@ -208,35 +200,26 @@ def _write(
 
 def read_bundle_info(path: Path) -> BundleInfo:
     """Return bundle.json of a bundle; the members are not read (see `extract_bundle`)."""
-    try:
-        with open_to_read(path, follow=True) as file:
-            info = _read_info(file, path)
-            _check_length(file, info, path)
-    except OSError as error:
-        raise BundleError(f"cannot read {path}: {_os_reason(error)}") from error
+    with _opened(path, f"cannot read {path}") as (_, info):
+        pass
     return info
 
 
 def extract_bundle(path: Path, into: Path) -> BundleInfo:
     """Unpack a bundle into the new folder `into`, checking every byte, and sync it to the disk."""
-    try:
+    with _opened(path, f"cannot unpack {path} into {into}") as (file, info):
         into.mkdir(0o700, parents=True)
-        with open_to_read(path, follow=True) as file:
-            info = _read_info(file, path)
-            _check_length(file, info, path)
-            write_synced(into / INFO, [msgspec.json.encode(info)], 0o600)
-            for entry in info.files:
-                mode = 0o700 if entry.name in info.executables else 0o600
-                (into / entry.name).parent.mkdir(0o700, parents=True, exist_ok=True)
-                write_synced(into / entry.name, _member(file, entry, path), mode)
-            _check_end(file, path)
+        write_synced(into / INFO, [msgspec.json.encode(info)], 0o600)
+        for entry in info.files:
+            mode = 0o700 if entry.name in info.executables else 0o600
+            (into / entry.name).parent.mkdir(0o700, parents=True, exist_ok=True)
+            write_synced(into / entry.name, _member(file, entry, path), mode)
+        _check_end(file, path)
         for folder in {(into / entry.name).parent for entry in info.files}:
             for unpacked in (folder, *folder.parents):
                 sync_folder(unpacked)
                 if unpacked == into:
                     break
-    except OSError as error:
-        raise BundleError(f"cannot unpack {path} into {into}: {_os_reason(error)}") from error
     return info
 
 
@@ -295,18 +278,28 @@ def check_bundle(path: Path) -> tuple[BundleInfo, int]:
 
     Returns bundle.json and the offset of the first engine in the file. Raises BundleError.
     """
+    with _opened(path, f"cannot read {path}") as (file, info):
+        engine_offset = file.tell() + _BLOCK  # it is the first member
+        for entry in info.files:
+            for _part in _member(file, entry, path):
+                pass
+        _check_end(file, path)
+    return info, engine_offset
+
+
+@contextmanager
+def _opened(path: Path, what: str) -> Iterator[tuple[BinaryIO, BundleInfo]]:
+    """Yield the file of a bundle behind bundle.json, which is read and fits the file's length.
+
+    An OSError in the block becomes a BundleError that begins with `what`.
+    """
     try:
         with open_to_read(path, follow=True) as file:
             info = _read_info(file, path)
             _check_length(file, info, path)
-            engine_offset = file.tell() + _BLOCK  # it is the first member
-            for entry in info.files:
-                for _part in _member(file, entry, path):
-                    pass
-            _check_end(file, path)
+            yield file, info
     except OSError as error:
-        raise BundleError(f"cannot read {path}: {_os_reason(error)}") from error
-    return info, engine_offset
+        raise BundleError(f"{what}: {_os_reason(error)}") from error
 
 
 def _decode_info(blob: bytes, where: Path) -> BundleInfo:
@@ -328,6 +321,7 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
             f"{where} has bundle format {info.format}, which its content does not fit"
         )
     _check_members(info, where)
+    _check_sizes(info, where)
     if (size := _file_bytes(info, len(blob))) > MAX_BUNDLE_BYTES:
         raise BundleError(
             f"{where} has {size} bytes, a device fetches {MAX_BUNDLE_BYTES} at most: deploy fewer "
@@ -337,12 +331,11 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
 
 
 def _check_members(info: BundleInfo, where: Path) -> None:
-    """Raise BundleError unless the members are those of the models, and none is too large."""
+    """Raise BundleError unless the members are those of the models."""
     names = tuple(entry.name for entry in info.files)
     if info.agent is not None:
         if problem := members_problem(info.version, names):
             raise BundleError(f"{where} is no release of the agent: {problem}")
-        _check_sizes(info, where)
         return
     if info.is_service:
         if info.golden is not None:
@@ -364,7 +357,6 @@ def _check_members(info: BundleInfo, where: Path) -> None:
                 f"{where} has limits of golden inputs for {sorted(info.golden.limits)}, its models "
                 f"are {sorted(runs)}"
             )
-    _check_sizes(info, where)
 
 
 def _check_sizes(info: BundleInfo, where: Path) -> None:
@@ -378,23 +370,10 @@ def _check_sizes(info: BundleInfo, where: Path) -> None:
 def _header(name: str, size: int) -> bytes:
     """The only header that a member of this name and size may have."""
     fields = [
-        name.encode("ascii"),
-        b"0000644\0",
-        b"0000000\0",
-        b"0000000\0",
-        b"%011o\0" % size,
-        b"00000000000\0",
-        b" " * 8,
-        b"0",
-        b"",
-        b"ustar\0",
-        b"00",
-        b"",
-        b"",
-        b"0000000\0",
-        b"0000000\0",
-        b"",
-    ]
+        name.encode("ascii"), b"0000644\0", b"0000000\0", b"0000000\0", b"%011o\0" % size,
+        b"00000000000\0", b" " * 8, b"0", b"", b"ustar\0", b"00", b"", b"", b"0000000\0",
+        b"0000000\0", b"",
+    ]  # fmt: skip
     fields[6] = b"%06o\0 " % sum(_USTAR.pack(*fields))
     return _USTAR.pack(*fields)
 

@@ -17,7 +17,6 @@ Message = Mapping[str, Any]
 Write = Callable[[Message, int, Callable[[Any], None]], int]
 
 HEAD = b"\0\1\0\0"  # plain CDR, little endian
-BIG_ENDIAN_HEAD = b"\0\0"
 MAX_TEMPLATES = 1024  # of one run; labels and track numbers have few lengths
 LARGE = 8  # a message of more numbers that is left out is written as one constant
 

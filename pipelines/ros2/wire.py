@@ -4,7 +4,7 @@ rmw_cyclonedds), each loaded when it is asked for."""
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Protocol
 
 from device.errors import PipelineError
 from pipelines.sink_config import Ros2Distro, Ros2Qos, Ros2Wire
@@ -97,7 +97,3 @@ def ros_type(kind: str) -> str:
     """Return the name that `dds_type` was made of."""
     package, group, _, name = kind.split("::")
     return f"{package}/{group}/{name.removesuffix('_')}"
-
-
-WIRE_NAMES: tuple[Ros2Wire, ...] = get_args(Ros2Wire)
-QOS_NAMES: tuple[Ros2Qos, ...] = get_args(Ros2Qos)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import logging
 import os
 import ssl
 import threading
@@ -31,8 +30,6 @@ KEPT_BYTES = 32 * MIB  # the most that malloc.h takes for the threshold of mmap
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 GC_THRESHOLDS = (700, 10, 10)  # Python's own; the command line's are for short commands
 GRACE_S = 5.0  # what is being answered at the end may take so long
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ readable to its last whole chunk, and gets its index when the sink starts again.
 
 import fcntl
 import glob
-import logging
 import os
 import threading
 import time
@@ -37,8 +36,6 @@ CHUNK_S = 1.0
 RETRY_S = 5.0  # after an error of the disk
 LOCK_S = 1.0  # for one who ends the file that is overwritten
 PROFILE = "ros2"
-
-_log = logging.getLogger(__name__)
 
 
 class McapFile:

@@ -10,20 +10,13 @@ import onnx
 import onnxruntime
 import pytest
 
-from toolkit.demo.scenes import (
-    CALIBRATION_SEED,
-    CLASSES,
-    HELD_OUT_PHOTOGRAPHS,
-    HELD_OUT_SEED,
-    Scene,
-    draw_scene,
-    load_backgrounds,
-    moving_scene,
-)
+from scripts.training_scenes import CALIBRATION_SEED, HELD_OUT_SEED, draw_scene
+from toolkit.demo.scenes.backgrounds import HELD_OUT_PHOTOGRAPHS, load_backgrounds
 from toolkit.demo.scenes.canvas import Canvas
 from toolkit.demo.scenes.drawing import draw, pick_lamp
 from toolkit.demo.scenes.geometry import Pose
-from toolkit.demo.scenes.objects import pick_figure, pick_pose
+from toolkit.demo.scenes.moving import Scene, moving_scene
+from toolkit.demo.scenes.objects import CLASSES, pick_figure, pick_pose
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PHOTOGRAPHS = CONFIGS / "scenes" / "backgrounds"

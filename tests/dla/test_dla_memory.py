@@ -1,32 +1,21 @@
 """What one DLA core holds and how tensors lie at its border, at each limit and one beyond it."""
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 from planning_graphs import constant, one_node
 
-from device.engine.manifest import Precision
 from scripts.dla_cases import V2, conv, relu
 from toolkit.dla.rules.explain import rule_lines
-from toolkit.dla.rules.formats import (
-    FORMAT,
-    FORMAT_RULES,
-    FORMATS,
-    BoundaryTensor,
-    Format,
-    common_format,
-)
+from toolkit.dla.rules.formats import FORMAT_RULES, BoundaryTensor
 from toolkit.dla.rules.memory import (
-    BYTES,
     CORE_RULES,
     LOADABLE_RULES,
     Core,
     Loadable,
     stored_bytes,
 )
-from toolkit.dla.rules.rule import Generation, Situation, judge_subject, parse_version
+from toolkit.dla.rules.rule import Situation, parse_version
 from toolkit.dla.rules.verdicts import situation_of
 
 ALL_RULES = CORE_RULES + LOADABLE_RULES + FORMAT_RULES
@@ -99,7 +88,8 @@ def refused_by(subject: object, situation: Situation) -> set[str]:
         Loadable: LOADABLE_RULES,
         BoundaryTensor: FORMAT_RULES,
     }[type(subject)]
-    return {verdict.rule for verdict in judge_subject(rules, subject, situation)}
+    lines = rule_lines(rules, subject, situation)
+    return {line.rule for line in lines if line.status == "refused"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
@@ -117,54 +107,6 @@ def test_one_cap_of_loadables_holds_in_every_version():
     for version in ("5.0", "7.9", "8.0", "8.4.9", "8.5", "10.3", "11.4.1"):
         lines = rule_lines(CORE_RULES, Core("dla0", 1), at(version))
         assert [line.status for line in lines].count("ok") == 1
-
-
-def format_bytes(
-    row: Format, shape: tuple[int, int, int, int], precision: Precision, generation: Generation
-) -> int:
-    element = BYTES[precision]
-    return math.prod(row.padded(shape, element, generation)) * element
-
-
-def test_formats_fill_up_as_documented():
-    # NVIDIA's MLPerf code declares DLA_HWC4 for a 3x224x224 input made as CHW4: both coincide.
-    assert format_bytes(FORMAT["dla_hwc4"], (1, 3, 224, 224), "int8", "v2") == 4 * 224 * 224
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_bytes_are_those_of_an_array_laid_out_by_hand(seed):
-    rng = np.random.default_rng(seed)
-    n, c, h, w = (int(size) for size in rng.integers(1, 70, 4))
-    for precision, dtype in (("fp16", np.float16), ("int8", np.int8)):
-        x = np.ones((n, c, h, w), dtype)
-        element = x.itemsize
-        channels = np.pad(x, ((0, 0), (0, -c % (32 // element)), (0, 0), (0, 0)))
-        rows = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, -w % (64 // element))))
-        vectors = common_format(precision)
-        assert vectors.name == ("chw16" if precision == "fp16" else "chw32")
-        assert format_bytes(vectors, (n, c, h, w), precision, "v2") == channels.nbytes
-        assert format_bytes(FORMAT["dla_linear"], x.shape, precision, "v2") == rows.nbytes
-        for colours in (1, 3, 4):
-            pixel = 1 if colours == 1 else 4
-            for generation, unit in (("v1", 32), ("v2", 64)):
-                row_bytes = -(-w * pixel * element // unit) * unit
-                made = format_bytes(FORMAT["dla_hwc4"], (n, colours, h, w), precision, generation)
-                assert made == n * h * row_bytes
-
-
-def test_each_format_of_the_table_is_in_the_rules():
-    for row in FORMATS:
-        for side in row.sides:
-            for precision in row.precisions:
-                assert refused_by(border(row.name, side, precision=precision), ORIN) == set()
-        for side in {"input", "output"} - set(row.sides):
-            assert refused_by(border(row.name, side, precision=row.precisions[0]), ORIN)
-        for precision in {"fp32", "fp16", "int8"} - set(row.precisions):
-            assert refused_by(border(row.name, precision=precision), ORIN)
-
-
-def test_fp32_has_no_format_at_the_border():
-    assert common_format("fp32") is None
 
 
 def test_weights_of_convolutions_have_the_precision_and_other_constants_are_filled_up():

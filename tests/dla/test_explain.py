@@ -9,7 +9,7 @@ from planning_graphs import one_node
 
 from scripts.dla_cases import CASES, V1, V2, WHOLE, binary, conv, softmax
 from scripts.golden import LIGHT_MODELS
-from toolkit.dla.rules.explain import RuleLine, explain, explain_node, render_explanation
+from toolkit.dla.rules.explain import RuleLine, explain_node, render_explanation
 from toolkit.dla.rules.notes import NOTES
 from toolkit.dla.rules.ops import NATIVE, STATUS
 from toolkit.dla.rules.rule import ALL_PRECISIONS
@@ -21,13 +21,13 @@ from toolkit.importers.onnx import import_model
 
 
 def line(view: NodeView, rule: str, *situation: object) -> RuleLine:
-    (found,) = (row for row in explain(view, *situation) if row.rule == rule)
+    (found,) = (row for row in explain_node(view, *situation).lines if row.rule == rule)
     return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_refused_lines_are_the_verdicts(case):
-    lines = explain(case.fails, case.dla, case.tensorrt, case.precision)
+    lines = explain_node(case.fails, case.dla, case.tensorrt, case.precision).lines
     refused = [(row.rule, row.actual, row.hint) for row in lines if row.status == "refused"]
     verdicts = judge(case.fails, case.dla, case.tensorrt, case.precision)
     assert refused == [(verdict.rule, verdict.actual, verdict.hint) for verdict in verdicts]
@@ -36,7 +36,7 @@ def test_refused_lines_are_the_verdicts(case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_every_rule_of_the_operator_has_one_line_that_says_why(case):
     for view in (case.passes, case.fails):
-        lines = explain(view, case.dla, case.tensorrt, case.precision)
+        lines = explain_node(view, case.dla, case.tensorrt, case.precision).lines
         bound = [rule.id for rule in RULES if rule.ops is None or view.op in rule.ops]
         assert [row.rule for row in lines] == bound
         for row in lines:
@@ -49,7 +49,7 @@ def test_every_rule_of_the_operator_has_one_line_that_says_why(case):
 
 def test_a_value_is_told_even_where_the_rule_passes():
     view = conv((1, 64, 40, 56), 128, (5, 3), strides=[2, 1], group=4)
-    told = {row.rule: row.actual for row in explain(view, V2, "10.3", "int8")}
+    told = {row.rule: row.actual for row in explain_node(view, V2, "10.3", "int8").lines}
     assert told["conv.kernel"] == "kernel 5x3"
     assert told["conv.stride"] == "strides 2x1"
     assert told["conv.channels"] == "64 input channels"
@@ -198,7 +198,7 @@ def any_nodes(draw: st.DrawFn) -> NodeView:
     precision=st.sampled_from(ALL_PRECISIONS),
 )
 def test_no_node_however_malformed_breaks_a_rule(view, generation, precision):
-    lines = explain(view, generation, None, precision)
+    lines = explain_node(view, generation, None, precision).lines
     refused = [line.rule for line in lines if line.status == "refused"]
     assert refused == [verdict.rule for verdict in judge(view, generation, None, precision)]
     assert all(line.actual or line.why for line in lines)

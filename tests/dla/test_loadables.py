@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from device.profile import load_profile
+from toolkit.dla.rules.explain import rule_lines
 from toolkit.dla.rules.memory import CORE_RULES, LOADABLE_RULES, Core, Loadable
-from toolkit.dla.rules.rule import judge_subject
 from toolkit.dla.rules.verdicts import situation_of
 from toolkit.partition.planning.loadables import limits_of
 from toolkit.partition.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
@@ -84,15 +84,18 @@ CAPS = [  # TensorRT, the rule, and how many loadables a core holds
 # fmt: on
 
 
+def refused_by(rules, subject, situation):
+    return [line.rule for line in rule_lines(rules, subject, situation) if line.status == "refused"]
+
+
 @pytest.mark.parametrize(("tensorrt", "rule", "most"), CAPS)
 def test_the_solver_gets_the_rows_that_hold_for_the_build(tensorrt, rule, most):
     limits = limits_of(XAVIER, tensorrt, "int8", 5)
     assert (limits.loadables_rule, limits.max_loadables) == (rule, most)
     assert limits.max_crossings == 5
     situation = situation_of(XAVIER.dla, tensorrt, "int8")
-    assert not judge_subject(CORE_RULES, Core("dla0", limits.max_loadables), situation)
-    (verdict,) = judge_subject(CORE_RULES, Core("dla0", limits.max_loadables + 1), situation)
-    assert verdict.rule == rule
+    assert refused_by(CORE_RULES, Core("dla0", limits.max_loadables), situation) == []
+    assert refused_by(CORE_RULES, Core("dla0", limits.max_loadables + 1), situation) == [rule]
 
 
 def test_sizes_below_the_solvers_limits_pass_the_rows_and_sizes_at_them_do_not():
@@ -102,9 +105,8 @@ def test_sizes_below_the_solvers_limits_pass_the_rows_and_sizes_at_them_do_not()
     situation = situation_of(ORIN.dla, "10.3", "int8")
     below = Loadable("s", (1,), weights - 1, inside - 1)
     at = Loadable("s", (1,), weights, inside)
-    assert judge_subject(LOADABLE_RULES, below, situation) == ()
-    results = [verdict.rule for verdict in judge_subject(LOADABLE_RULES, at, situation)]
-    assert results == ["G8", "G9"]
+    assert refused_by(LOADABLE_RULES, below, situation) == []
+    assert refused_by(LOADABLE_RULES, at, situation) == ["G8", "G9"]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from device.errors import PipelineError
 from pipelines.ros2.cdr import HEAD, decode, encode
 from pipelines.ros2.messages import DETECTIONS_2D, DIAGNOSTICS, IMAGE
 from pipelines.ros2.type_hash import type_hash
-from pipelines.ros2.wire import MAX_REQUEST, QOS_NAMES, Node, open_wire
+from pipelines.ros2.wire import DEPTHS, MAX_REQUEST, Node, open_wire
 from pipelines.ros2.zenoh_wire import ATTACHMENT
 
 QUICK, ALL = 200, 10_000
@@ -279,7 +279,7 @@ def test_an_address_that_is_none_is_named():
 # --- DDS
 
 
-@pytest.mark.parametrize("qos", QOS_NAMES)
+@pytest.mark.parametrize("qos", DEPTHS)
 def test_dds_carries_the_bytes_in_order(qos):
     messages = arrays(QUICK)
     node = Node("tandem", "/robot1", next(DOMAINS), connect=("localhost",))

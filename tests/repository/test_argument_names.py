@@ -19,6 +19,7 @@ from toolkit.partition.planning.forced import Forced
 from toolkit.quantize.preprocess.decide import Stated
 
 FUNCTIONS = {"build": build, "plan": plan, "calibrate": calibrate}
+ARGUMENTS = {"build": names.BUILD, "plan": names.PLAN, "calibrate": names.CALIBRATE}
 CLASSES = {
     one.__name__: one
     for one in (
@@ -47,7 +48,7 @@ def test_no_message_of_the_library_names_an_option(function):
     texts = library_texts()
     assert len(texts) > 50
     for text in texts:
-        message = with_arguments(" ".join(text.text.split()), names.FUNCTIONS[function])
+        message = with_arguments(" ".join(text.text.split()), ARGUMENTS[function])
         assert not set(OPTION.findall(message)) - WHOLE - FOREIGN, (str(text), message)
         changed = message != text.text or set(OPTION.findall(text.text)) <= WHOLE | FOREIGN
         assert changed, (str(text), message)
@@ -56,7 +57,7 @@ def test_no_message_of_the_library_names_an_option(function):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_arguments_that_are_named_exist(function):
     parameters = inspect.signature(FUNCTIONS[function]).parameters
-    for row in names.FUNCTIONS[function]:
+    for row in ARGUMENTS[function]:
         if not isinstance(row.words, str):
             continue
         words = row.words.strip("`")

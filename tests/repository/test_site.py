@@ -31,7 +31,7 @@ from device.agent.config import (
 )
 from device.protocol import documents
 from device.protocol.messages import Reload, Stats
-from device.protocol.topics import PipelineTopics, Topics
+from device.protocol.topics import FixedTopic, PipelineTopics, Topics
 from pipelines import config, load_config, model_config, sink_config, track_config
 from pipelines.results import Attribute
 from pipelines.sinks.events import (
@@ -241,12 +241,12 @@ def test_the_pipeline_of_the_page_is_the_shipped_one(tmp_path: Path) -> None:
 
 def test_the_page_on_mqtt_has_every_topic() -> None:
     topics = Topics("DEVICE")
-    names = [name for name, one in vars(Topics).items() if isinstance(one, property)]
-    patterns = ("root", "chunks", "tuf_replies", "commands")
+    names = [name for name, one in vars(Topics).items() if isinstance(one, FixedTopic)]
+    patterns = ("chunks", "tuf_replies", "commands")
     known = {getattr(topics, name) for name in names if name not in patterns}
     pipeline = PipelineTopics(topics.root)
-    names = [name for name, one in vars(PipelineTopics).items() if isinstance(one, property)]
-    known |= {getattr(pipeline, name) for name in names if name != "root"}
+    names = [name for name, one in vars(PipelineTopics).items() if isinstance(one, FixedTopic)]
+    known |= {getattr(pipeline, name) for name in names}
     known |= {topics.chunk("SHA256", "N", "PEER"), topics.tuf_reply("ID", "N")}
     known |= {topics.command("OP", "ID"), topics.log("SOURCE")}
     assert set(re.findall(r"^\| `(fleet/\S+)` \|", text_of("mqtt.md"), re.MULTILINE)) == known

@@ -34,7 +34,7 @@ from scripts.board_change import FIGURES, ROOT, RULES, change_of
 from scripts.cost_rows import FIGURES as FIGURES_FILE
 from scripts.cost_rows import read_rows, report_rows
 from scripts.read_board_report import lines
-from toolkit.board_kit.corrections import summarize_rules
+from scripts.rule_corrections import summarize_rules
 from toolkit.board_kit.measured import measured_in, times_of
 from toolkit.board_kit.recorded import recorded_in
 from toolkit.cli.commands.plan import plan

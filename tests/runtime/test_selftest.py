@@ -45,7 +45,7 @@ from device.selftest.sensors import clocks_locked, clocks_mhz, rails_watts
 from device.selftest.steps import MINUTES, STEPS, deadlines_s
 from scripts.make_board_kit import check_agent_runs, copy_script, rule_models
 from scripts.read_board_report import lines
-from toolkit.board_kit.corrections import summarize_rules
+from scripts.rule_corrections import summarize_rules
 from toolkit.board_kit.make import (
     KitRequest,
     NetworkModel,

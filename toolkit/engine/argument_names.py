@@ -5,7 +5,7 @@ and stay as they are.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from device.argument_names import ArgumentName
 
@@ -88,8 +88,3 @@ CALIBRATE: Sequence[ArgumentName] = (
     _row("method", r'method="\1"', r" (\w+)"),
     *_COMMON,
 )
-FUNCTIONS: Mapping[str, Sequence[ArgumentName]] = {
-    "build": BUILD,
-    "plan": PLAN,
-    "calibrate": CALIBRATE,
-}

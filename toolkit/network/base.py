@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,6 @@ from toolkit.network.draft import Attributes, Draft
 from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
 from toolkit.network.windows import Window, weights_as
 from toolkit.plugins import Plugin
-
-Array = npt.NDArray[Any]
 
 
 class NetworkBase:

@@ -36,12 +36,6 @@ def convert_input(x: IntLike, registers: Converter) -> Ints:
     return rounding.saturate(rounding.saturate(_scaled(number, registers), 17), 8)
 
 
-def convert_input_int16(x: IntLike, registers: Converter) -> Ints:
-    """Return numbers of at most 16 bits as the INT16 that a convolution reads (CDMA)."""
-    number = checks.signed("an input", x, 17)  # pixels may be unsigned
-    return rounding.saturate(rounding.saturate(_scaled(number, registers), 17), 16)
-
-
 def convert_operand(x: IntLike, registers: Converter) -> Ints:
     """Return an operand of 16 bits as the 32 bits that stage Y takes."""
     number = checks.signed("an operand of stage Y", x, 16)

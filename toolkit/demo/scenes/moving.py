@@ -2,17 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from toolkit.demo.scenes.camera import sense
-from toolkit.demo.scenes.canvas import Canvas
+from toolkit.demo.scenes.canvas import Box, Canvas
 from toolkit.demo.scenes.drawing import Light, Sprite, draw, pick_lamp
 from toolkit.demo.scenes.geometry import Image, Pose, Rng
 from toolkit.demo.scenes.objects import CLASSES, POSES, Figure, pick_figure, pick_pose
-from toolkit.demo.scenes.scene import Scene
+
+# 256 equally likely values of a standard normal: noise is one table look-up per sample.
+_NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 256) for i in range(256)])
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """An image (uint8 [height, width, 3], BGR) and the objects in it."""
+
+    image: Image
+    boxes: tuple[Box, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +88,10 @@ def moving_scene(
             canvas.darken(sprite, (0, int(actor.home[2] * 0.06)), 0.4)
             canvas.paint(sprite, actor.figure.class_id)
         yield Scene(sense(rng, canvas.image, 3.0), canvas.boxes())
+
+
+def sense(rng: Rng, image: Image, sigma: float) -> Image:
+    """Add Gaussian sensor noise of `sigma` grey levels."""
+    table = np.rint(_NORMAL * sigma).astype(np.int16)
+    noise = cv2.LUT(rng.integers(0, 256, image.shape, np.uint8), table)
+    return np.asarray(cv2.add(image, noise, dtype=cv2.CV_8U), np.uint8)

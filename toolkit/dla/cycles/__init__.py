@@ -3,7 +3,6 @@
     layer = ConvLayer(channels=64, height=56, width=56, kernels=64, kernel=(3, 3), pads=(1,) * 4)
     cycles = estimate(layer, CONFIGURATIONS["xavier"], bytes_per_clock=20.0)
     cycles.total, cycles.bound_by, cycles.mac, cycles.memory, cycles.bytes_read, cycles.chunks
-    time_range(cycles, clock_mhz=1395.2).optimistic_us, .total_us, .pessimistic_us
 
 Layers (`layers.py`; pairs are (rows, columns), `precision` is "int8" or "fp16"):
     ConvLayer(channels, height, width, kernels, kernel, stride, pads, dilation, groups, batch,
@@ -13,18 +12,15 @@ Layers (`layers.py`; pairs are (rows, columns), `precision` is "int8" or "fp16")
     Pool(channels, height, width, kernel, stride, pads, batch, precision)
     Lrn(channels, height, width, batch, precision)
 Functions (`estimate.py`, `result.py`, `convolution.py`):
-    estimate(layer, config, *, bytes_per_clock, sram_bytes_per_clock, residency) -> Cycles
+    estimate(layer, config, *, bytes_per_clock) -> Cycles
     all_modes(the same) -> list[Cycles]: all modes, of which `estimate` returns the fastest
-    time_range(cycles, clock_mhz) -> TimeRange(optimistic_us, total_us, pessimistic_us)
-    Residency(input, output, weights): the tensors of a convolution that are in SRAM
 Configurations (`configurations.py`): CONFIGURATIONS[name] -> Config, where name is nv_full,
     nv_large, nv_medium_1024_full, nv_medium_512, nv_small_256, nv_small_256_full, nv_small, xavier
     or orin. Vary them with dataclasses.replace. Free parameters: mac_efficiency, memory_efficiency,
     overlap, layer_overhead, depthwise_channels, uses_winograd; for orin all that is inferred.
-Sources (`sources.py`): source_of(name, field) -> Source(certainty, text);
-    inferred_fields(name) -> field names
+Sources (`sources.py`): source_of(name, field) -> Source(certainty, text)
 Result (`result.py`): Cycles(mode, weight_mode, mac, data, weights, fill, output_stage, memory,
-    overhead, optimistic, pessimistic, total, bound_by, bytes_read, bytes_written, bytes_sram,
+    overhead, optimistic, pessimistic, total, bound_by, bytes_read, bytes_written,
     bytes_refetched, chunks, hardware_layers, macs), where bound_by is "MACs", "weights streaming",
     "buffer", "output stage" or "memory".
 Internals: `conv_modes.py` modes of the MAC array; `sequence.py` its clocks; `buffer.py` the

@@ -23,8 +23,8 @@ class Config:
     `package_minimum` clocks, and weights leave the buffer at `weight_bytes`; fully connected layers
     take up to `max_batch` frames together. Buffer: `banks` of `bank_bytes` in entries of
     `entry_bytes`; split layers give weights at most `split_weight_banks`. Output: `sdp_x` and
-    `sdp_y` elements (0: no such unit), `pdp` and `cdp` INT8 elements. Memory: `port_bytes` and
-    `sram_port_bytes` (0: no second port), features in atoms of `memory_atom_bytes`. Units:
+    `sdp_y` elements (0: no such unit), `pdp` and `cdp` INT8 elements. Memory: `port_bytes`,
+    features in atoms of `memory_atom_bytes`. Units:
     `winograd`, `image_post_extension` (rows of an image joined).
 
     Free parameters, for fitting to a compiler and a board: `uses_winograd` (for 3x3 convolutions),
@@ -54,8 +54,6 @@ class Config:
     pdp: int
     cdp: int
     port_bytes: int
-    sram_port_bytes: int
-    sram_bytes: int
     winograd: bool
     image_post_extension: bool
     uses_winograd: bool = False
@@ -71,7 +69,6 @@ class Config:
 
 
 KIB = 1024
-MIB = 1024 * KIB
 NV_FULL = Config(
     name="nv_full",
     generation="v1",
@@ -94,8 +91,6 @@ NV_FULL = Config(
     pdp=8,
     cdp=8,
     port_bytes=64,
-    sram_port_bytes=64,
-    sram_bytes=0,
     winograd=True,
     image_post_extension=True,
     layer_overhead=70,
@@ -111,7 +106,6 @@ NV_LARGE = replace(
     max_batch=1,
     entry_bytes=64,
     port_bytes=32,
-    sram_port_bytes=32,
     winograd=False,
 )
 NV_MEDIUM_1024_FULL = replace(
@@ -140,7 +134,6 @@ NV_MEDIUM_512 = replace(
     pdp=2,
     cdp=2,
     port_bytes=16,
-    sram_port_bytes=0,
 )
 NV_SMALL_256 = replace(
     NV_MEDIUM_512,
@@ -155,13 +148,11 @@ NV_SMALL_256 = replace(
     cdp=1,
     port_bytes=8,
 )
-NV_SMALL_256_FULL = replace(
-    NV_SMALL_256, name="nv_small_256_full", sdp_x=2, sdp_y=1, sram_port_bytes=8
-)
+NV_SMALL_256_FULL = replace(NV_SMALL_256, name="nv_small_256_full", sdp_x=2, sdp_y=1)
 NV_SMALL = replace(
     NV_SMALL_256, name="nv_small", atomic_c=8, image_stripe=16, weight_bytes=8, entry_bytes=8
 )
-XAVIER = replace(NV_FULL, name="xavier", sram_bytes=4 * MIB)
+XAVIER = replace(NV_FULL, name="xavier")
 ORIN = replace(
     NV_FULL,
     name="orin",
@@ -178,8 +169,6 @@ ORIN = replace(
     pdp=32,
     cdp=32,
     port_bytes=128,
-    sram_port_bytes=256,
-    sram_bytes=1 * MIB,
 )
 CONFIGURATIONS: dict[str, Config] = {
     row.name: row

@@ -7,7 +7,7 @@ several hardware layers. The compiler chooses; `conv_plans` lists the plans.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from toolkit.dla.cycles import buffer, conv_modes, post_processing, sequence
 from toolkit.dla.cycles.configurations import BYTES_PER_ELEMENT, Config
@@ -19,40 +19,25 @@ PARAMETER_BYTES = 4  # per output channel: bias and scale, operands of 16 bits (
 WEIGHT_UNIT_BYTES = 128  # alignment of weights in memory (ConvCoreNode.cpp, format of weights)
 
 
-@dataclass(frozen=True, slots=True)
-class Residency:
-    """The tensors of a layer that are in SRAM instead of DRAM."""
-
-    input: bool = False
-    output: bool = False
-    weights: bool = False
-
-
-IN_DRAM = Residency()
-
-
-def conv_plans(
-    layer: ConvLayer, config: Config, residency: Residency = IN_DRAM
-) -> Iterator[LayerPlan]:
+def conv_plans(layer: ConvLayer, config: Config) -> Iterator[LayerPlan]:
     """Yield each plan by which this DLA can compute the layer.
 
     Raises LayerError: the DLA has no unit that a fused operation needs.
     """
     if layer.groups > 1:
-        yield from _grouped(layer, config, residency)
+        yield from _grouped(layer, config)
         return
     for mode in conv_modes.conv_modes(layer, config):
-        parts = _frames(layer, mode, config, residency, batch=layer.batch)
+        parts = _frames(layer, mode, config, batch=layer.batch)
         yield LayerPlan(mode=mode.name, parts=parts, macs=layer.macs)
     if _may_share_weights(layer, config):
-        yield _shared_weights(layer, config, residency)
+        yield _shared_weights(layer, config)
 
 
 def _frames(
     layer: ConvLayer,
     mode: conv_modes.ConvMode,
     config: Config,
-    residency: Residency,
     *,
     batch: int,
     frames_per_pass: int = 1,
@@ -79,17 +64,10 @@ def _frames(
             mode.run(rows).times(count * batch) for rows, count in runs.items()
         ),
         output=output * batch,
-        read=input_bytes * (not residency.input)
-        + weight_bytes * weight_reads * (not residency.weights)
-        + extra_bytes,
-        written=output_bytes * (not residency.output),
-        fill=input_bytes * (not residency.input),
-        refetch=(input_bytes - input_bytes_once) * (not residency.input)
-        + weight_bytes * (weight_reads - 1) * (not residency.weights),
-        sram=input_bytes * residency.input
-        + weight_bytes * weight_reads * residency.weights
-        + output_bytes * residency.output,
-        sram_fill=input_bytes * residency.input,
+        read=input_bytes + weight_bytes * weight_reads + extra_bytes,
+        written=output_bytes,
+        fill=input_bytes,
+        refetch=input_bytes - input_bytes_once + weight_bytes * (weight_reads - 1),
         layers=len(split.chunks) * batch,
         chunks=len(split.chunks),
         weight_mode=split.weight_mode,
@@ -109,7 +87,7 @@ def _may_share_weights(layer: ConvLayer, config: Config) -> bool:
     return split.fits and len(split.chunks) == 1
 
 
-def _shared_weights(layer: ConvLayer, config: Config, residency: Residency) -> LayerPlan:
+def _shared_weights(layer: ConvLayer, config: Config) -> LayerPlan:
     """Return a fully connected layer whose frames share each package of weights."""
     size = min(layer.batch, config.max_batch)
     passes, rest = divmod(layer.batch, size)
@@ -117,17 +95,16 @@ def _shared_weights(layer: ConvLayer, config: Config, residency: Residency) -> L
         layer,
         conv_modes.direct(layer, config, size),
         config,
-        residency,
         batch=passes,
         frames_per_pass=size,
     )
     if rest:
         mode = conv_modes.direct(layer, config, rest)
-        parts += _frames(layer, mode, config, residency, batch=1, frames_per_pass=rest)
+        parts += _frames(layer, mode, config, batch=1, frames_per_pass=rest)
     return LayerPlan(mode=f"direct, {size} frames together", parts=parts, macs=layer.macs)
 
 
-def _grouped(layer: ConvLayer, config: Config, residency: Residency) -> Iterator[LayerPlan]:
+def _grouped(layer: ConvLayer, config: Config) -> Iterator[LayerPlan]:
     """Yield the plans of a grouped layer: dense, as slices of whole atoms, group by group.
 
     Group by group needs the channels of every group in separate atoms, which adds bytes.
@@ -135,22 +112,20 @@ def _grouped(layer: ConvLayer, config: Config, residency: Residency) -> Iterator
     channels, kernels = layer.channels // layer.groups, layer.kernels // layer.groups
     if config.depthwise_channels and channels == 1:
         mode = conv_modes.depthwise(layer, config)
-        parts = _frames(layer, mode, config, residency, batch=layer.batch)
+        parts = _frames(layer, mode, config, batch=layer.batch)
         yield LayerPlan(mode=mode.name, parts=parts, macs=layer.macs)
     atom = config.memory_atom_bytes // BYTES_PER_ELEMENT[layer.precision]
     aligned = math.lcm(atom // math.gcd(atom, channels), atom // math.gcd(atom, kernels))
     sizes = {min(aligned, layer.groups): "slices", 1: "group by group", layer.groups: "dense"}
     for size, name in sizes.items():
         count, rest = divmod(layer.groups, size)
-        parts = tuple(work.times(count) for work in _slice(layer, size, config, residency))
+        parts = tuple(work.times(count) for work in _slice(layer, size, config))
         if rest:
-            parts += _slice(layer, rest, config, residency)
+            parts += _slice(layer, rest, config)
         yield LayerPlan(mode=name, parts=parts, macs=layer.macs)
 
 
-def _slice(
-    layer: ConvLayer, groups: int, config: Config, residency: Residency
-) -> tuple[LayerWork, ...]:
+def _slice(layer: ConvLayer, groups: int, config: Config) -> tuple[LayerWork, ...]:
     """Return `groups` groups as one dense convolution."""
     kernels = layer.kernels // layer.groups * groups
     part = replace(
@@ -161,7 +136,7 @@ def _slice(
         image=False,
         pool=replace(layer.pool, channels=kernels) if layer.pool else None,
     )
-    return _frames(part, conv_modes.direct(part, config), config, residency, batch=layer.batch)
+    return _frames(part, conv_modes.direct(part, config), config, batch=layer.batch)
 
 
 def _pool_on_the_fly(layer: ConvLayer, split: buffer.BufferSplit, config: Config) -> bool:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from toolkit.dla.cycles.configurations import Config
-from toolkit.dla.cycles.convolution import IN_DRAM, Residency, conv_plans
+from toolkit.dla.cycles.convolution import conv_plans
 from toolkit.dla.cycles.layers import (
     ConvLayer,
     Deconvolution,
@@ -23,25 +23,14 @@ def estimate(
     config: Config,
     *,
     bytes_per_clock: float = math.inf,
-    sram_bytes_per_clock: float = math.inf,
-    residency: Residency = IN_DRAM,
 ) -> Cycles:
     """Return the cycles of the layer in the cheapest mode of this DLA.
 
     bytes_per_clock: memory bandwidth of this DLA in bytes per clock of the DLA (GB/s x 1000 / MHz),
-    limited by its port. sram_bytes_per_clock: likewise. residency: the tensors of a convolution
-    that are in SRAM. Raises LayerError: this DLA cannot compute the layer.
+    limited by its port. Raises LayerError: this DLA cannot compute the layer.
     """
-    return min(
-        all_modes(
-            layer,
-            config,
-            bytes_per_clock=bytes_per_clock,
-            sram_bytes_per_clock=sram_bytes_per_clock,
-            residency=residency,
-        ),
-        key=lambda cycles: cycles.total,
-    )
+    modes = all_modes(layer, config, bytes_per_clock=bytes_per_clock)
+    return min(modes, key=lambda cycles: cycles.total)
 
 
 def all_modes(
@@ -49,40 +38,20 @@ def all_modes(
     config: Config,
     *,
     bytes_per_clock: float = math.inf,
-    sram_bytes_per_clock: float = math.inf,
-    residency: Residency = IN_DRAM,
 ) -> list[Cycles]:
     """Return the cycles of every mode of the layer; see `estimate`."""
-    _check(layer, config, bytes_per_clock, sram_bytes_per_clock, residency)
-    return [
-        plan_cycles(plan, config, bytes_per_clock, sram_bytes_per_clock)
-        for plan in _plans(layer, config, residency)
-    ]
-
-
-def _check(
-    layer: Layer,
-    config: Config,
-    bytes_per_clock: float,
-    sram_bytes_per_clock: float,
-    residency: Residency,
-) -> None:
     if not config.kernels_at_once(layer.precision):
         raise LayerError(f"{config.name} has no {layer.precision} arithmetic; use int8.")
-    if min(bytes_per_clock, sram_bytes_per_clock) <= 0:
-        raise LayerError(
-            f"Memory gives {bytes_per_clock} and SRAM {sram_bytes_per_clock} bytes a clock; "
-            "both must be above 0."
-        )
-    if residency != IN_DRAM and not config.sram_port_bytes:
-        raise LayerError(f"{config.name} has no port to an SRAM; leave the tensors in DRAM.")
+    if bytes_per_clock <= 0:
+        raise LayerError(f"Memory gives {bytes_per_clock} bytes a clock; it must be above 0.")
+    return [plan_cycles(plan, config, bytes_per_clock) for plan in _plans(layer, config)]
 
 
-def _plans(layer: Layer, config: Config, residency: Residency) -> Iterator[LayerPlan]:
+def _plans(layer: Layer, config: Config) -> Iterator[LayerPlan]:
     if isinstance(layer, ConvLayer):
-        yield from conv_plans(layer, config, residency)
+        yield from conv_plans(layer, config)
     elif isinstance(layer, Deconvolution):
-        yield from _deconvolution_plans(layer, config, residency)
+        yield from _deconvolution_plans(layer, config)
     elif isinstance(layer, Pointwise):
         yield LayerPlan(mode="output stage", parts=(pointwise_work(layer, config),))
     elif isinstance(layer, Pool):
@@ -91,9 +60,7 @@ def _plans(layer: Layer, config: Config, residency: Residency) -> Iterator[Layer
         yield LayerPlan(mode="normalisation", parts=(lrn_work(layer, config),))
 
 
-def _deconvolution_plans(
-    layer: Deconvolution, config: Config, residency: Residency
-) -> Iterator[LayerPlan]:
+def _deconvolution_plans(layer: Deconvolution, config: Config) -> Iterator[LayerPlan]:
     """Yield a deconvolution: one convolution for each phase of its stride, then interleaving.
 
     Each phase computes one output for every input position, with its part of the kernel.
@@ -118,7 +85,7 @@ def _deconvolution_plans(
         * columns
     )
     interleave = (LayerWork(read=size, written=size),) if rows * columns > 1 else ()
-    for plan in conv_plans(phase, config, residency):
+    for plan in conv_plans(phase, config):
         parts = tuple(work.times(rows * columns) for work in plan.parts)
         mode = f"{plan.mode}, {rows * columns} phases"
         yield LayerPlan(mode=mode, parts=parts + interleave, macs=layer.macs)

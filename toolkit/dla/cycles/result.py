@@ -1,6 +1,5 @@
 """The result of the cycle functions: work of a plan -> cycles -> time."""
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -15,8 +14,7 @@ class LayerWork:
     """The work of hardware layers, independent of memory bandwidth.
 
     `refetch`: bytes read that a larger buffer would save; `fill`: bytes that must be in the buffer
-    before the array starts. `sram` and `sram_fill`: bytes of tensors in SRAM; the others are DRAM.
-    `layers`: hardware layers.
+    before the array starts. `layers`: hardware layers.
     """
 
     sequence: MacSequence = NOTHING
@@ -25,8 +23,6 @@ class LayerWork:
     written: int = 0
     fill: int = 0
     refetch: int = 0
-    sram: int = 0
-    sram_fill: int = 0
     layers: int = 1
     chunks: int = 1
     weight_mode: str = ""
@@ -37,7 +33,7 @@ class LayerWork:
         return replace(self, sequence=self.sequence.times(count), **scaled)
 
 
-_SCALED = ("output", "read", "written", "fill", "refetch", "sram", "sram_fill", "layers")
+_SCALED = ("output", "read", "written", "fill", "refetch", "layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +64,6 @@ class Cycles:
     bound_by: Bound
     bytes_read: int
     bytes_written: int
-    bytes_sram: int
     bytes_refetched: int
     chunks: int
     hardware_layers: int
@@ -84,30 +79,24 @@ class LayerPlan:
     macs: int = 0
 
 
-def plan_cycles(
-    plan: LayerPlan, config: Config, bytes_per_clock: float, sram_per_clock: float
-) -> Cycles:
+def plan_cycles(plan: LayerPlan, config: Config, bytes_per_clock: float) -> Cycles:
     """Return the cycles of a plan at a memory bandwidth in bytes per clock of the DLA."""
-    parts = [_part_cycles(part, config, bytes_per_clock, sram_per_clock) for part in plan.parts]
+    parts = [_part_cycles(part, config, bytes_per_clock) for part in plan.parts]
     return _one_after_another(plan, parts)
 
 
-def _part_cycles(
-    work: LayerWork, config: Config, bytes_per_clock: float, sram_per_clock: float
-) -> Cycles:
+def _part_cycles(work: LayerWork, config: Config, bytes_per_clock: float) -> Cycles:
     """Return the cycles of work at a memory bandwidth in bytes per clock of the DLA."""
     rate = min(bytes_per_clock, config.port_bytes) * config.memory_efficiency
-    sram_rate = min(sram_per_clock, config.sram_port_bytes) * config.memory_efficiency or math.inf
     moved = work.read + work.written
-    sram = work.sram / sram_rate
-    memory = max(moved / rate, sram)
+    memory = moved / rate
     mac = work.sequence.cycles / config.mac_efficiency
-    fill = work.fill / rate + work.sram_fill / sram_rate
-    behind_fill = max((moved - work.fill) / rate, (work.sram - work.sram_fill) / sram_rate)
+    fill = work.fill / rate
+    behind_fill = (moved - work.fill) / rate
     overhead = config.layer_overhead * work.layers
     optimistic = max(mac, work.output, memory) + overhead
     pessimistic = max(optimistic, fill + max(mac, work.output, behind_fill) + overhead)
-    once = max((moved - work.refetch) / rate, sram)
+    once = (moved - work.refetch) / rate
     return Cycles(
         mode="",
         weight_mode=work.weight_mode,
@@ -124,7 +113,6 @@ def _part_cycles(
         bound_by=_bound(work, mac, memory, once),
         bytes_read=work.read,
         bytes_written=work.written,
-        bytes_sram=work.sram,
         bytes_refetched=work.refetch,
         chunks=work.chunks,
         hardware_layers=work.layers,
@@ -155,19 +143,3 @@ def _bound(work: LayerWork, mac: float, memory: float, memory_once: float) -> Bo
     if work.output > mac:
         return "output stage"
     return "weights streaming" if work.sequence.weights > work.sequence.data else "MACs"
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRange:
-    """Microseconds of a layer: all overlapped, the total by `overlap`, nothing overlapped."""
-
-    optimistic_us: float
-    total_us: float
-    pessimistic_us: float
-
-
-def time_range(cycles: Cycles, clock_mhz: float) -> TimeRange:
-    """Return the time of a layer at a clock of the DLA; bytes per clock must be of that clock."""
-    return TimeRange(
-        cycles.optimistic / clock_mhz, cycles.total / clock_mhz, cycles.pessimistic / clock_mhz
-    )

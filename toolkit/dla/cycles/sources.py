@@ -5,10 +5,8 @@ a simulation of the open hardware. `inferred`: a reasoned guess, to be fitted, a
 result depends on it.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
-
-from toolkit.dla.cycles.configurations import Config
 
 Certainty = Literal["documented", "observed", "inferred"]
 
@@ -37,7 +35,6 @@ ARRAY = ("atomic_c", "atomic_k", "atomic_k_fp16")
 ORDER = ("stripe", "long_stripes", "image_stripe", "package_minimum", "weight_bytes")
 BUFFER = ("banks", "bank_bytes", "entry_bytes")
 RATES = ("sdp_x", "sdp_y", "pdp", "cdp")
-PORTS = ("port_bytes", "sram_port_bytes")
 UNITS = ("winograd", "image_post_extension", "max_batch")
 
 # The first row with both name and field counts.
@@ -87,7 +84,7 @@ ROWS: tuple[tuple[tuple[str, ...], tuple[str, ...], Certainty, str], ...] = (
         "21 clocks before the first package, 49 behind the last: a simulation of the sequencer",
     ),
     (EVERY, ("layer_overhead",), "inferred", "as simulated for nv_full; without software"),
-    (OPEN, (*ARRAY, *BUFFER, *RATES, *PORTS, "memory_atom_bytes"), "documented", SPEC),
+    (OPEN, (*ARRAY, *BUFFER, *RATES, "port_bytes", "memory_atom_bytes"), "documented", SPEC),
     (
         FULL,
         ORDER,
@@ -101,21 +98,13 @@ ROWS: tuple[tuple[tuple[str, ...], tuple[str, ...], Certainty, str], ...] = (
         "nvdla/hw master, vmod/nvdla/csc/NV_NVDLA_CSC_sg.v:500-584, 760-786 and NV_NVDLA_CSC.h",
     ),
     (OPEN, UNITS, "documented", "nvdla/hw, spec/defs/<name>.spec and hw/v1/ias"),
-    (OPEN, ("sram_bytes",), "documented", "the open core has a port and no memory of its own"),
     (
         ("xavier",),
-        ("sram_bytes",),
-        "documented",
-        "4 MiB shared by two DLAs and two PVAs (NVIDIA/Deep-Learning-Accelerator-SW, FAQ)",
-    ),
-    (
-        ("xavier",),
-        (*ARRAY, *ORDER, *BUFFER, *RATES, *PORTS, *UNITS, "memory_atom_bytes"),
+        (*ARRAY, *ORDER, *BUFFER, *RATES, "port_bytes", *UNITS, "memory_atom_bytes"),
         "inferred",
         "nv_full: nvdla/sw LowPrecision.md says that Xavier has NVDLA integrated, and 2048 x 2 x "
         "1.395 GHz agrees with 5.7 TOPS a core",
     ),
-    (("orin",), ("sram_bytes",), "documented", "1 MiB a core (same FAQ)"),
     (
         ("orin",),
         ("atomic_c", "atomic_k"),
@@ -126,7 +115,7 @@ ROWS: tuple[tuple[tuple[str, ...], tuple[str, ...], Certainty, str], ...] = (
         ("orin",),
         ("atomic_k_fp16",),
         "inferred",
-        "512 FP16 MACs: FP16 convolutions are up to twice as slow as Xavier's 1024 (same FAQ)",
+        "512 FP16 MACs: up to twice as slow as Xavier's 1024 in FP16 (DLA software FAQ)",
     ),
     (
         ("orin",),
@@ -136,7 +125,7 @@ ROWS: tuple[tuple[tuple[str, ...], tuple[str, ...], Certainty, str], ...] = (
     ),
     (
         ("orin",),
-        (*ORDER, *BUFFER, *RATES, *PORTS, *UNITS, "memory_atom_bytes"),
+        (*ORDER, *BUFFER, *RATES, "port_bytes", *UNITS, "memory_atom_bytes"),
         "inferred",
         "nv_full grown with its array where a balance needs it; nothing is published: fit",
     ),
@@ -152,9 +141,3 @@ def source_of(name: str, field: str) -> Source:
         if name in names and field in covered:
             return Source(certainty, text)
     raise KeyError(f"{name}.{field}")
-
-
-def inferred_fields(name: str) -> tuple[str, ...]:
-    """Return the fields of a configuration that are guesses, in the order of `Config`."""
-    names = (field.name for field in fields(Config))
-    return tuple(field for field in names if source_of(name, field).certainty == "inferred")

@@ -49,23 +49,13 @@ class Explanation:
         return tuple(line for line in self.lines if line.status == status)
 
 
-def explain(
-    view: NodeView, dla: Dla, tensorrt: str | None, precision: Precision
-) -> tuple[RuleLine, ...]:
-    """Return every rule on the node's operator, in table order.
-
-    `tensorrt` None: the version of the generation's last JetPack. The lines "refused" are the
-    verdicts of `judge`.
-
-    Raises PlanError: `tensorrt` is not numbers separated by dots.
-    """
-    return rule_lines(RULES, view, situation_of(dla, tensorrt, precision))
-
-
 def explain_node(
     view: NodeView, dla: Dla, tensorrt: str | None, precision: Precision
 ) -> Explanation:
-    """Return the lines of `explain` with the remarks on the operator.
+    """Return every rule on the node's operator, in table order, with the remarks on it.
+
+    `tensorrt` None: the version of the generation's last JetPack. The lines "refused" are the
+    verdicts of `judge`.
 
     Raises PlanError: `tensorrt` is not numbers separated by dots.
     """

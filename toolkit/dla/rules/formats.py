@@ -1,73 +1,17 @@
-"""Memory formats of tensors that enter or leave the DLA, and their bytes.
+"""Memory formats of tensors that enter or leave the DLA: `FORMAT_RULES` is what a tensor must
+fulfil for each. One that GPU and DLA share needs no reformat between them (DLA software FAQ): chw16
+in FP16, chw32 in INT8."""
 
-`FORMATS`: the formats with their padding. `FORMAT_RULES`: what a tensor must fulfil for a format. A
-format that GPU and DLA share needs no reformat between them (DLA software FAQ): `common_format`.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from device.engine.manifest import Precision
-from toolkit.dla.rules.rule import YES, AtMost, Fact, Generation, OneOf, Rule
+from toolkit.dla.rules.rule import YES, AtMost, Fact, OneOf, Rule
 from toolkit.dla.rules.sources import FAQ, GUIDE_RUNTIME, HEADER
 from toolkit.graph.node_view import NodeView
 
 Side = Literal["input", "output"]
 FormatName = Literal["dla_linear", "dla_hwc4", "chw16", "chw32"]
-Shape4 = tuple[int, int, int, int]
-
-# Alignment of a row of DLA_HWC4, in bytes.
-ROW_BYTES: dict[Generation, int] = {"v1": 32, "v2": 64}
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A format of tensors that cross to or from the DLA; `name` is that of trtexec.
-
-    `padded`: (N, C, H, W), element bytes, generation -> padded shape in memory.
-    """
-
-    name: FormatName
-    sides: tuple[Side, ...]
-    precisions: tuple[Precision, ...]
-    on_gpu: bool
-    layout: str
-    padded: Callable[[Shape4, int, Generation], tuple[int, ...]]
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
-
-
-def _linear(shape: Shape4, element: int, generation: Generation) -> tuple[int, ...]:
-    n, c, h, w = shape
-    return n, c, h, _up(w, 64 // element)
-
-
-def _hwc4(shape: Shape4, element: int, generation: Generation) -> tuple[int, ...]:
-    n, c, h, w = shape
-    pixel = 1 if c == 1 else 4
-    return n, h, _up(w, ROW_BYTES[generation] // pixel // element), pixel
-
-
-def _vectors(shape: Shape4, element: int, generation: Generation) -> tuple[int, ...]:
-    n, c, h, w = shape
-    vector = 32 // element
-    return n, -(-c // vector), h, w, vector
-
-
-BOTH: tuple[Side, ...] = ("input", "output")
-
-# fmt: off
-FORMATS: tuple[Format, ...] = (  # TensorRT guide, DLA runtime configuration
-    Format("dla_linear", BOTH, ("fp16", "int8"), False, "N C H W, rows of 64 bytes", _linear),
-    Format("dla_hwc4", ("input",), ("fp16", "int8"), False,
-           "N H W C, 1 or 4 channels, rows of 32 (Xavier) or 64 bytes (Orin)", _hwc4),
-    Format("chw16", BOTH, ("fp16",), True, "N C/16 H W 16", _vectors),
-    Format("chw32", BOTH, ("int8",), True, "N C/32 H W 32", _vectors),
-)
-FORMAT: dict[str, Format] = {row.name: row for row in FORMATS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +55,7 @@ def _groups(tensor: BoundaryTensor) -> tuple[Fact, ...]:
 
 HWC4 = frozenset({"dla_hwc4"})
 
+# fmt: off
 FORMAT_RULES: tuple[Rule[BoundaryTensor], ...] = (
     Rule(id="format.rank", ops=None, limit="tensors must be 4-D",
          facts=_rank,
@@ -139,8 +84,3 @@ FORMAT_RULES: tuple[Rule[BoundaryTensor], ...] = (
          facts=_groups, allowed=AtMost(4), source=HEADER),
 )
 # fmt: on
-
-
-def common_format(precision: Precision) -> Format | None:
-    """Return the format that GPU and DLA share, None for a precision without one."""
-    return next((row for row in FORMATS if row.on_gpu and precision in row.precisions), None)

@@ -1,7 +1,7 @@
 """Memory limits of a DLA core: loadables, their weights and intermediates.
 
-These rules bind a `Core` or a `Loadable` (one segment on the DLA), not a node.
-`rule.judge_subject` applies them.
+These rules bind a `Core` or a `Loadable` (one segment on the DLA), not a node; the solver keeps
+their limits.
 """
 
 import math

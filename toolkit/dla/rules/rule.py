@@ -1,6 +1,6 @@
 """DLA rules: the facts that they read, the values that they allow, where they apply."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -214,15 +214,6 @@ class Verdict:
     reason: str
     hint: str
     certainty: Certainty = "documented"
-
-
-def judge_subject(
-    rules: Sequence[Rule[S_contra]], subject: S_contra, situation: Situation
-) -> tuple[Verdict, ...]:
-    """Return the verdicts of the rules that bind `subject` and apply in `situation`."""
-    active = (rule for rule in rules if rule.binds(subject.op) and not rule.why_inactive(situation))
-    verdicts = (rule.verdict(subject) for rule in active)
-    return tuple(verdict for verdict in verdicts if verdict is not None)
 
 
 def parse_version(text: str) -> Version:

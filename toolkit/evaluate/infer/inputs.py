@@ -13,13 +13,9 @@ from toolkit.evaluate.infer.runner import Array, Arrays, Input
 from toolkit.evaluate.infer.saved import load_array, load_samples
 from toolkit.graph.max_memory import max_memory_bytes, size_text
 
-# What `--random` draws without a range, by type: what the numbers of an input mean is not declared.
-RANDOM: Mapping[str, str] = {
-    "float": "normal, mean 0 and deviation 1",
-    "8 bits": "every value alike",
-    "bool": "true or false",
-    "wider integers": "0 or 1: an index of any axis",
-}
+# `--random` draws without a range, as what the numbers of an input mean is not declared: floats of
+# mean 0 and deviation 1, 8 bits with every value alike, bools, and of wider integers 0 or 1, which
+# are indices of any axis.
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from toolkit.fleet.brokers.dynamic_security import CONTROL, plugin_state
 
 MAX_MESSAGE_BYTES = 1024 * 1024 + 4096  # an index has 1 MiB
 MAX_QUEUED = 1000  # messages a client that is away may leave behind
-MAX_FILES = 65536  # one for each device
 Software = Literal["mosquitto", "rabbitmq", "nats"]
 
 # Topic below fleet/v1/DEVICE/ -> what the device may do there. Everything else is denied.

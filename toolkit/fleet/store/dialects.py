@@ -13,15 +13,6 @@ from toolkit.errors import RolloutError
 BUSY_S = 30.0  # how long a writer waits for another one
 
 
-class Cursor(Protocol):
-    """What a statement gives."""
-
-    rowcount: int
-
-    def fetchall(self) -> list[Any]:
-        """Return all rows."""
-
-
 class Connection(Protocol):
     """A connection as both drivers have it."""
 
