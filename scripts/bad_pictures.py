@@ -259,16 +259,16 @@ class Board:
         before = self._pipeline()
         problems: list[str] = []
         self.camera.kind = kind
-        said, most_bytes = "", before.resident_bytes
+        reason_told, most_bytes = "", before.resident_bytes
         _wait(lambda: kind.name in self.camera.met, BACK_S, f"the pipeline meets {kind.name}")
         end_s = time.monotonic() + BAD_S
         while time.monotonic() < end_s:
             time.sleep(0.05)
             status, reason = self._status()
-            said = reason if status == "degraded" else ""
+            reason_told = reason if status == "degraded" else ""
             with contextlib.suppress(LookupError):
                 most_bytes = max(most_bytes, self._pipeline().resident_bytes)
-        if bool(said) == kind.good:
+        if bool(reason_told) == kind.good:
             problems.append(f"the report said {self._status()} of it")
         self.camera.kind = NORMAL
         begin_s = time.monotonic()
@@ -279,7 +279,9 @@ class Board:
             problems.append(f"after {BACK_S:g} s of good pictures it was {self._status()}")
         problems += self._changes(before, most_bytes)
         growth_mb = (most_bytes - before.resident_bytes) / 2**20
-        return Outcome(kind.name, said, round(back_s, 2), round(growth_mb, 1), tuple(problems))
+        return Outcome(
+            kind.name, reason_told, round(back_s, 2), round(growth_mb, 1), tuple(problems)
+        )
 
     def trial(self) -> Outcome:
         """Deploy a release while the camera gives damaged pictures alone."""
@@ -289,7 +291,7 @@ class Board:
         with contextlib.suppress(TimeoutError):  # the phase says it then
             _wait(lambda: self._phase() in DECIDED, LIVE_S, "the release is on trial")
         time.sleep(BAD_S)
-        said = self._status()[1]
+        reason_told = self._status()[1]
         problems = [] if self._phase() in ("trial", "postponed") else [f"it is {self._phase()}"]
         self.camera.kind = NORMAL
         begin_s = time.monotonic()
@@ -298,7 +300,7 @@ class Board:
         if not self._runs("two"):
             problems.append("it is not live after good pictures")
         back_s = round(time.monotonic() - begin_s, 2)
-        return Outcome(f"on trial: {TRIAL.name}", said, back_s, 0.0, tuple(problems))
+        return Outcome(f"on trial: {TRIAL.name}", reason_told, back_s, 0.0, tuple(problems))
 
     def _changes(self, before: parts.Process, most_bytes: int) -> Iterator[str]:
         try:

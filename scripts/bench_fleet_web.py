@@ -316,8 +316,8 @@ def bench(url: str, count: int, runs: int) -> list[Row]:
         Path(folder, "fleet.toml").write_text(text)
         with contextlib.closing(Visitor(load_fleet(Path(folder)), database)) as visitor:
             clock = cpu_clock(database)
-            asked = questions(database, visitor, count)
-            return [measure(name, ask, runs, clock) for name, ask in asked.items()]
+            requests = questions(database, visitor, count)
+            return [measure(name, ask, runs, clock) for name, ask in requests.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

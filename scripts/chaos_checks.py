@@ -105,8 +105,8 @@ def camera_away_is_said(sight: Sight) -> str:
     report = sight.report
     if sight.camera_up or not sight.online or report is None:
         return ""
-    said = report.pipeline.status != "running"
-    return "" if said else f"the camera is away, reported {report.pipeline}"
+    is_reported = report.pipeline.status != "running"
+    return "" if is_reported else f"the camera is away, reported {report.pipeline}"
 
 
 def hung_pipeline_is_killed(sight: Sight) -> str:

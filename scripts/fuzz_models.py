@@ -261,10 +261,10 @@ def _survived(crash: Fault) -> dict[str, Any]:
     """Give a mutant that crashed to the command as a process, which has to say so."""
     seed, line, name = crash.seed, command_of(crash.seed), name_of(crash.seed)
     with tempfile.TemporaryDirectory() as folder:
-        status, said = run_process(line, damaged(seed), undamaged(name), Path(folder))
-    if status not in (1, CANNOT_COMPARE) or "crashed in" not in said:
+        status, message = run_process(line, damaged(seed), undamaged(name), Path(folder))
+    if status not in (1, CANNOT_COMPARE) or "crashed in" not in message:
         return _row(seed, crash)
-    judged = _judged(seed, f"{line.title} of {name}", said)
+    judged = _judged(seed, f"{line.title} of {name}", message)
     return _row(seed, "crash said" if judged == "refused" else judged)
 
 

@@ -81,9 +81,9 @@ def test_old_telemetry_makes_room_and_what_is_final_stays(tmp_path: Path) -> Non
     outbox.add("update", event(0, 500), final=True)
     for number in range(1, 20):
         outbox.add("pipeline", event(number, 500), final=False)
-    kept = [row.id for row in outbox.waiting(100)]
-    assert kept[0] == "0"
-    assert kept[1:] == ["16", "17", "18", "19"]
+    waiting_ids = [row.id for row in outbox.waiting(100)]
+    assert waiting_ids[0] == "0"
+    assert waiting_ids[1:] == ["16", "17", "18", "19"]
     for number in range(100, 110):  # finals alone are over the limit: none goes
         outbox.add("update", event(number, 500), final=True)
     assert [row.id for row in outbox.waiting(100)] == ["0", *map(str, range(100, 110))]
@@ -128,8 +128,8 @@ def test_a_damaged_outbox_is_kept_aside_and_begins_anew(tmp_path: Path) -> None:
     outbox = Outbox(path)
     outbox.add("update", event(1), final=True)
     assert [row.id for row in outbox.waiting(9)] == ["1"]
-    (kept,) = tmp_path.glob("outbox.db.unreadable-*")
-    assert len(kept.read_bytes()) == 5000
+    (unreadable,) = tmp_path.glob("outbox.db.unreadable-*")
+    assert len(unreadable.read_bytes()) == 5000
 
 
 def test_a_schema_that_is_no_text_does_not_end_the_agent(tmp_path: Path) -> None:

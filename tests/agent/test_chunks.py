@@ -241,11 +241,11 @@ def test_a_device_copies_what_a_slot_has_and_asks_for_the_rest(tmp_path: Path) -
     (tmp_path / "download").mkdir()
     blob = Blob(bundle)
     fetch = Fetch(tmp_path / "download", blob.spec, 64, {"1" * 64: tmp_path / "slot"})
-    asked = serve(fetch, blob)
+    requests = serve(fetch, blob)
     fetch.file.finish()
     assert fetch.file.path.read_bytes() == bundle.read_bytes()
     assert fetch.copied_bytes > 0.9 * blob.spec.bytes
-    assert sum(map(blob.table.size, asked)) == blob.spec.bytes - fetch.copied_bytes
+    assert sum(map(blob.table.size, requests)) == blob.spec.bytes - fetch.copied_bytes
     fetch.close()
     again = Fetch(tmp_path / "download", blob.spec, 64)
     assert again.download.complete
@@ -263,9 +263,9 @@ def test_what_two_models_share_is_fetched_once(tmp_path: Path) -> None:
     (tmp_path / "download").mkdir()
     blob = Blob(bundle)
     fetch = Fetch(tmp_path / "download", blob.spec, 64)
-    asked = serve(fetch, blob)
-    assert len(asked) == len(set(asked))
-    assert sum(map(blob.table.size, asked)) < 0.6 * blob.spec.bytes
+    requests = serve(fetch, blob)
+    assert len(requests) == len(set(requests))
+    assert sum(map(blob.table.size, requests)) < 0.6 * blob.spec.bytes
     fetch.file.finish()
     assert fetch.file.path.read_bytes() == bundle.read_bytes()
     fetch.remove()
@@ -310,8 +310,8 @@ def test_a_damaged_slot_gives_only_what_fits(tmp_path: Path) -> None:
     (tmp_path / "download").mkdir()
     blob = Blob(bundle)
     fetch = Fetch(tmp_path / "download", blob.spec, 64, folders)
-    asked = serve(fetch, blob)
-    assert len(asked) == 1
+    requests = serve(fetch, blob)
+    assert len(requests) == 1
     fetch.file.finish()
     fetch.remove()
     blob.close()

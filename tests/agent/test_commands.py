@@ -197,9 +197,9 @@ def test_operations_are_done_once_answered_in_place_and_cleared(bench: Stand) ->
     assert report["reported"]["running"]["name"] == "good"
     assert report["machine"]["python"]
     # A capability for each operation that is allowed, and no command is left behind.
-    left = retained(bench.broker.port, TOPICS.capability("+"), TOPICS.commands)
+    retained_rows = retained(bench.broker.port, TOPICS.capability("+"), TOPICS.commands)
     allowed = ("restart", "pipeline", "log", "report", "reboot")
-    assert left == {TOPICS.capability(op): b"{}" for op in allowed}
+    assert retained_rows == {TOPICS.capability(op): b"{}" for op in allowed}
     shown = bench.run("logs", DEVICE).stdout
     assert re.search(r"gave the command pipeline \([0-9a-f]{8}\)", shown)
     verified = bench.run("audit", "verify")
@@ -603,8 +603,8 @@ def test_nothing_is_left_on_the_disk_of_a_job_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: queue.Queue[TaskEnded] = queue.Queue()
-    asked: list[BlobGet] = []
-    job = FarmJob(tmp_path, 4, ask=asked.append, put=events.put, refusal=lambda: "")
+    requests: list[BlobGet] = []
+    job = FarmJob(tmp_path, 4, ask=requests.append, put=events.put, refusal=lambda: "")
     leftover = tmp_path / "farm-work" / "earlier" / "kit"  # the agent was killed with its child
     leftover.parent.mkdir(parents=True)
     leftover.write_bytes(b"kit")

@@ -302,14 +302,14 @@ def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
 def tell(root: Path, chance: random.Random, bundles: list[Path], events: int) -> Recording:
     """Record a run: a first release before the recording, then so many events."""
     with mock.patch("time.monotonic", Clock.read):
-        left = itertools.cycle(chance.sample(bundles, len(bundles)))
+        shuffled = itertools.cycle(chance.sample(bundles, len(bundles)))
         first = Board(root)
-        first.fetch(next(left))
+        first.fetch(next(shuffled))
         first.run("running", 1.0)
         active = first.active
         first.close()
         with record(root) as recording:
-            story = Story(Board(root), recording, chance, left)
+            story = Story(Board(root), recording, chance, shuffled)
             story.promise(active)
             Story.new_release(story)
             Story.sideloaded_release(story)

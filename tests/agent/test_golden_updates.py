@@ -57,9 +57,9 @@ class Board:
         self, agreement: float, request: str, policy: InstallPolicy, *, golden: bool = True
     ) -> Desired:
         """Give the updater a bundle whose golden inputs will agree so far, and let it go on."""
-        asked = self.download(agreement, request, policy, golden=golden)
+        update = self.download(agreement, request, policy, golden=golden)
         self.updater.advance(time.monotonic())
-        return asked
+        return update
 
     def download(
         self, agreement: float, request: str, policy: InstallPolicy, *, golden: bool = True
@@ -168,11 +168,11 @@ def test_a_limit_of_agreement_that_nothing_can_measure_is_asked_for_once(
 def test_a_release_that_does_not_pass_never_runs(
     board: Board, agreement: float, policy: InstallPolicy
 ) -> None:
-    asked = board.deploy(agreement, "r", policy)
+    update = board.deploy(agreement, "r", policy)
     board.pump()
     assert board.updater.update.phase == "refused"
     assert board.updater.state.trial is None
-    board.updater.on_desired(asked, TRUSTED)  # the same request: refused for good
+    board.updater.on_desired(update, TRUSTED)  # the same request: refused for good
     assert board.updater.update.phase == "refused"
     assert not board.events
     board.deploy(agreement, "again", InstallPolicy(min_golden_agreement=0.1))
@@ -207,11 +207,11 @@ def test_a_service_has_no_golden_inputs_which_the_log_says_by_its_name(
 
 
 def test_a_document_that_is_not_trusted_any_more_starts_nothing(board: Board) -> None:
-    asked = board.deploy(1.0, "r", InstallPolicy())
-    board.updater.on_desired(asked, Unverified(reason="its signatures are being checked"))
+    update = board.deploy(1.0, "r", InstallPolicy())
+    board.updater.on_desired(update, Unverified(reason="its signatures are being checked"))
     board.pump()
     assert board.updater.state.trial is None
-    board.updater.on_desired(asked, TRUSTED)
+    board.updater.on_desired(update, TRUSTED)
     board.pump()
     assert board.updater.update.phase == "trial"
 
@@ -232,7 +232,7 @@ def test_a_system_that_starts_no_process_refuses_no_release_for_good(
     board.deploy(1.0, "before", InstallPolicy(), golden=False)
     board.updater._slots.save(slots.confirm(board.updater.state))
     board.updater.boot()
-    asked = board.download(0.97, "r", InstallPolicy())
+    update = board.download(0.97, "r", InstallPolicy())
     with monkeypatch.context() as patch:
         patch.setattr(what, fail)
         board.updater.advance(time.monotonic())
@@ -240,6 +240,6 @@ def test_a_system_that_starts_no_process_refuses_no_release_for_good(
     board.pump()
     assert board.updater.update.phase == "refused"
     assert "can be started" in board.updater.update.reason
-    board.updater.on_desired(asked, TRUSTED)  # as after each connection
+    board.updater.on_desired(update, TRUSTED)  # as after each connection
     board.pump()
     assert board.updater.update.phase == "trial"

@@ -48,8 +48,10 @@ def desired(version: str = "1.0", policy: InstallPolicy | None = None) -> Desire
     )
 
 
-def decision_of(asked: Desired, board: BoardState, **custom: object) -> Decision:
-    decision = decide(asked, SlotState(), profile="p", verdict=Trusted(custom=custom), board=board)
+def decision_of(desired: Desired, board: BoardState, **custom: object) -> Decision:
+    decision = decide(
+        desired, SlotState(), profile="p", verdict=Trusted(custom=custom), board=board
+    )
     assert decision.word in ("fetch", "refused")
     return decision
 
@@ -281,12 +283,12 @@ def test_what_a_bundle_says_of_itself_reaches_the_board_signed(tmp_path: Path) -
         facts=facts,
     )
     fleet.release = fleet.publish(bundle)
-    asked = fleet.desired()
-    verdict = fleet.verify(fleet.signed(asked))
+    desired = fleet.desired()
+    verdict = fleet.verify(fleet.signed(desired))
     assert isinstance(verdict, Trusted)
     assert verdict.custom["metrics"] == {"map50": "0.41"}
     assert verdict.custom["min_version_floor"] == "1.5"
     small = BoardState(DeviceFacts(memory_mb=4000))
-    decision = decide(asked, SlotState(), profile="p", verdict=verdict, board=small)
+    decision = decide(desired, SlotState(), profile="p", verdict=verdict, board=small)
     assert decision.word == "refused"
     assert "needs MB of memory 8000 or more, this board has 4000" in decision.reason

@@ -17,17 +17,17 @@ PATIENCE_S = 60.0
 
 def test_it_beats_until_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_channel, "BEAT_S", 0.01)
-    said: queue.Queue[ChildMessage] = queue.Queue()
+    messages: queue.Queue[ChildMessage] = queue.Queue()
     threads = threading.active_count()
-    with message_channel.loading(said.put) as emit:
+    with message_channel.loading(messages.put) as emit:
         for _ in range(3):  # it waits for something
-            beat = said.get(timeout=PATIENCE_S)
+            beat = messages.get(timeout=PATIENCE_S)
             assert isinstance(beat, Heartbeat)
             assert (beat.state, beat.frames) == ("loading", 0)
         emit(Ready(pipeline="p", engine_sha256=""))
-        while not isinstance(said.get(timeout=PATIENCE_S), Ready):
+        while not isinstance(messages.get(timeout=PATIENCE_S), Ready):
             """Beats go on."""
-        assert isinstance(said.get(timeout=PATIENCE_S), Heartbeat)
+        assert isinstance(messages.get(timeout=PATIENCE_S), Heartbeat)
         emit(Heartbeat(frames=0, errors=0, state="starting"))
         until_s = time.monotonic() + PATIENCE_S
         while threading.active_count() > threads:

@@ -28,7 +28,7 @@ from device.protocol.topics import Topics
 
 
 @pytest.mark.parametrize(
-    ("line", "kept"),
+    ("line", "line_kept"),
     [
         (
             "open rtsp://admin:hunter2@10.0.0.4/cam: refused",
@@ -48,21 +48,21 @@ from device.protocol.topics import Topics
         ("12 tokens were read", "12 tokens were read"),
     ],
 )
-def test_secrets_are_not_kept(line: str, kept: str) -> None:
-    assert redacted(line, ("s3cret-word",)) == kept
+def test_secrets_are_not_kept(line: str, line_kept: str) -> None:
+    assert redacted(line, ("s3cret-word",)) == line_kept
     lines = LogLines(("s3cret-word", None))
     lines.add("pipeline", line)
-    assert [row.text for row in lines.after(0)] == [kept]
+    assert [row.text for row in lines.after(0)] == [line_kept]
 
 
 def test_what_is_kept_is_bounded() -> None:
     lines = LogLines()
     for number in range(MAX_LINES + 5):
         lines.add("agent", f"{number} " + "x" * MAX_TEXT)
-    kept = lines.after(0)
-    assert len(kept) == MAX_LINES
-    assert kept[0].text.startswith("5 ")
-    assert all(len(row.text) == MAX_TEXT for row in kept)
+    rows = lines.after(0)
+    assert len(rows) == MAX_LINES
+    assert rows[0].text.startswith("5 ")
+    assert all(len(row.text) == MAX_TEXT for row in rows)
 
 
 def test_the_last_lines_fit_their_number_and_size() -> None:

@@ -148,9 +148,9 @@ def test_a_broker_that_does_not_finish_handshakes_is_left_alone_for_longer(
 ) -> None:
     """It has more to do than it can: its port is open, and nothing answers there."""
     monkeypatch.setattr(mqtt_connection, "CONNECT_TIMEOUT_S", 0.05)
-    asked: queue.Queue[tuple[int, int]] = queue.Queue()
+    sizes: queue.Queue[tuple[int, int]] = queue.Queue()
     monkeypatch.setattr(
-        mqtt, "pause_s", lambda failures, crowded, _chance: asked.put((failures, crowded)) or 0.0
+        mqtt, "pause_s", lambda failures, crowded, _chance: sizes.put((failures, crowded)) or 0.0
     )
     authority = init_identity(tmp_path / "identity", fleet="f", hosts=("127.0.0.1",))
     tls = TlsFiles(authority.folder / "ca.crt")
@@ -158,9 +158,9 @@ def test_a_broker_that_does_not_finish_handshakes_is_left_alone_for_longer(
         settings = LinkSettings("127.0.0.1", full.getsockname()[1], "link", (), "3.1.1", tls=tls)
         link = Link(settings, lambda _event: None)
         link.start()
-        assert [asked.get(timeout=WAIT_S) for _ in range(3)] == [(1, 1), (2, 2), (3, 3)]
+        assert [sizes.get(timeout=WAIT_S) for _ in range(3)] == [(1, 1), (2, 2), (3, 3)]
         full.close()
-        while asked.get(timeout=WAIT_S)[1]:  # refused: that costs a broker nothing
+        while sizes.get(timeout=WAIT_S)[1]:  # refused: that costs a broker nothing
             pass
         link.close()
     assert 0.0 <= pause_s(9, 1, 0.0) < pause_s(9, 1, 1.0) < pause_s(9, 2, 1.0) == pause_s(9, 9, 1.0)

@@ -191,8 +191,8 @@ def test_what_is_kept_ends_with_the_process_that_started_its_keeper(tmp_path: Pa
     assert lost in kept_pids
     agent.kill()
     agent.wait()
-    gone = lambda: not any(Path(f"/proc/{pid}").exists() for pid in kept_pids)  # noqa: E731
-    wait_for(gone, PATIENCE_S, "nothing is left")
+    have_ended = lambda: not any(Path(f"/proc/{pid}").exists() for pid in kept_pids)  # noqa: E731
+    wait_for(have_ended, PATIENCE_S, "nothing is left")
 
 
 def test_an_encoder_that_is_about_to_end_is_let_do_so(tmp_path: Path) -> None:

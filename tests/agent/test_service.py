@@ -135,8 +135,8 @@ def test_systemd_sees_what_the_table_says(tmp_path: Path, line: str) -> None:
     closed = {"PrivateDevices", "MemoryDenyWriteExecute", "PrivateUsers", "PrivateNetwork"}
     assert not any(rows[name] for name in closed)
     assert rows["ProtectClock"] is bool(line)
-    kept = {"NoNewPrivileges", "PrivateTmp", "ProtectSystem", "ProtectHome", "LockPersonality"}
-    assert all(rows[name] for name in kept)
+    settings = {"NoNewPrivileges", "PrivateTmp", "ProtectSystem", "ProtectHome", "LockPersonality"}
+    assert all(rows[name] for name in settings)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts")

@@ -216,8 +216,8 @@ def test_a_torn_newest_copy_falls_back_to_the_one_before(
     assert msgspec.structs.replace(loaded, recovery="", generation=generation) == before
     assert store.load() == loaded  # also after a restart, until the next release is live
     assert path.name in loaded.recovery
-    (kept,) = tmp_path.glob(f"{path.name}.unreadable-*")
-    assert kept.read_bytes() == damage
+    (unreadable,) = tmp_path.glob(f"{path.name}.unreadable-*")
+    assert unreadable.read_bytes() == damage
     store.close()
 
 
@@ -585,8 +585,8 @@ def test_unreadable_states_do_not_fill_the_disk(tmp_path: Path) -> None:
         newest = store.load().generation % 2
         (tmp_path / "state" / f"slots.{newest}").write_bytes(b"x")
         store.save(store.load())
-    kept = list((tmp_path / "state").glob("slots.?.unreadable-*"))
-    assert len(kept) == state_folder.MAX_ASIDE
+    unreadable = list((tmp_path / "state").glob("slots.?.unreadable-*"))
+    assert len(unreadable) == state_folder.MAX_ASIDE
     store.close()
 
 

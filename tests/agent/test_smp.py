@@ -558,6 +558,6 @@ def test_the_log_that_a_client_downloads_has_no_secrets() -> None:
     tail = LogTail((None, "hunter2"))
     text = "login hunter2 at mqtt://me:pw@host failed, token=abc"
     tail.emit(logging.LogRecord("tandem.agent", logging.WARNING, "", 0, text, None, None))
-    said = tail.read().decode()
-    assert "at mqtt://***@host failed" in said
-    assert not any(secret in said for secret in ("hunter2", "pw", "abc"))
+    output = tail.read().decode()
+    assert "at mqtt://***@host failed" in output
+    assert not any(secret in output for secret in ("hunter2", "pw", "abc"))

@@ -333,12 +333,12 @@ def test_bad_chunks_cost_the_window_of_their_peer_alone() -> None:
     blob = blob_of(2000)
     download = Download(spec_of(blob))
     download.set_index(table_of(blob))
-    asked: dict[str, int] = {}
+    requests: dict[str, int] = {}
     for turn in range(20_000):
         now_s = turn * 0.001
         request = download.next_request(now_s)
         if request is not None:
-            asked[request.peer] = asked.get(request.peer, 0) + len(request.chunks)
+            requests[request.peer] = requests.get(request.peer, 0) + len(request.chunks)
             for number in request.chunks:
                 # Both answer what anyone may; the bad one is the first.
                 if request.peer in ("", "bad"):
@@ -348,8 +348,8 @@ def test_bad_chunks_cost_the_window_of_their_peer_alone() -> None:
         if download.complete:
             break
     assert download.complete
-    assert asked.get("bad", 0) == 0
-    assert asked["good"] > 1900
+    assert requests.get("bad", 0) == 0
+    assert requests["good"] > 1900
 
 
 def test_a_peer_that_turns_bad_is_left_for_another() -> None:

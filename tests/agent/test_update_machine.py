@@ -296,11 +296,11 @@ class Board:
         return v.Notice("fall_back", effect.text) if answer == FALL_BACK else answer
 
     def unpack(self) -> None:
-        asked = self.state.desired
-        assert asked is not None
+        desired = self.state.desired
+        assert desired is not None
         record = SlotRecord(
-            sha256=asked.release.blob.sha256, bytes=10, name="n",
-            version=asked.release.version, request=asked.request,
+            sha256=desired.release.blob.sha256, bytes=10, name="n",
+            version=desired.release.version, request=desired.request,
         )  # fmt: skip
         self.state = replace(self.state, slots=slots.stage(self.state.slots, record))
 

@@ -362,8 +362,8 @@ def test_a_moment_that_cannot_be_costs_no_report(runner: PipelineRunner, since_s
     message = beat("degraded", 5, reason="the camera is away", since_s=since_s)
     runner.on_message(PipelineOutput(1, message, now_s := time.monotonic()))
     assert 0.0 <= runner.health().since <= now_s
-    said = datetime.fromisoformat(runner.report.since.replace("Z", "+00:00"))
-    assert said <= datetime.now(timezone.utc)
+    since = datetime.fromisoformat(runner.report.since.replace("Z", "+00:00"))
+    assert since <= datetime.now(timezone.utc)
 
 
 @pytest.mark.parametrize(

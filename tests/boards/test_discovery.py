@@ -178,9 +178,9 @@ def test_ctrl_c_leaves_every_board_on_its_old_release(
         except subprocess.TimeoutExpired:
             continue
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=3 * WAIT_S)
-    assert child.returncode == 130, said
-    assert "boards that were not live yet stay on their old release" in said
+    _, output = child.communicate(timeout=3 * WAIT_S)
+    assert child.returncode == 130, output
+    assert "boards that were not live yet stay on their old release" in output
     for box in boards:
         client = client_of(box)
         rows = {row.version: row.role for row in client_of_slots(client)}

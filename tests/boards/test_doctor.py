@@ -98,8 +98,8 @@ def machine(
     )
 
 
-def check(name: str, asked: Machine) -> Result:
-    return next(result for result in examine(asked, "host") if result.name == name)
+def check(name: str, host: Machine) -> Result:
+    return next(result for result in examine(host, "host") if result.name == name)
 
 
 def with_tensorrt(version: str, cores: str) -> dict[str, Mapping[str, str]]:
@@ -329,8 +329,8 @@ def test_a_host_is_not_asked_for_jetson_elements(tmp_path: Path) -> None:
 
 def test_a_distribution_with_the_same_folder_names_is_found(tmp_path: Path) -> None:
     owners = {name: ["tandem_edge", "tandem-edge"] for name in {"tandem", *NAMES}}
-    asked = replace(machine(tmp_path), distributions={**owners, "device": ["tandem-edge", "other"]})
-    row = check("distribution", asked)
+    host = replace(machine(tmp_path), distributions={**owners, "device": ["tandem-edge", "other"]})
+    row = check("distribution", host)
     assert (row.status, row.found) == ("missing", "other also ships device/")
     assert row.stops("board")
 
@@ -348,10 +348,10 @@ def test_little_disk_space_warns_before_it_stops(tmp_path: Path, free: int, stat
 
 
 def test_a_broker_is_asked_only_when_named(tmp_path: Path) -> None:
-    asked = machine(tmp_path)
-    assert len(examine(asked, "host")) == len(CHECKS)
-    assert examine(asked, "host", ("good", 1883))[-1].status == "ok"
-    assert examine(asked, "host", ("bad", 1883))[-1].stops("host")
+    host = machine(tmp_path)
+    assert len(examine(host, "host")) == len(CHECKS)
+    assert examine(host, "host", ("good", 1883))[-1].status == "ok"
+    assert examine(host, "host", ("bad", 1883))[-1].stops("host")
 
 
 def test_a_driver_that_crashes_is_reported(tmp_path: Path) -> None:

@@ -136,9 +136,9 @@ def test_a_release_that_fails_is_rolled_back_and_ctrl_c_leaves_the_old_one(
         except subprocess.TimeoutExpired:
             continue
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=2 * WAIT_S)
-    assert child.returncode == 130, said
-    assert "the board stays on its old release" in said
+    _, message = child.communicate(timeout=2 * WAIT_S)
+    assert child.returncode == 130, message
+    assert "the board stays on its old release" in message
     answer = client.ask(AskProgress())
     client.close()
     assert {row.version: row.role for row in answer.slots}["1"] == "active"
@@ -205,7 +205,7 @@ def test_a_host_key_that_was_revoked_is_not_to_be_accepted(
 
 
 @pytest.mark.parametrize(
-    ("address", "said", "words"),
+    ("address", "message", "words"),
     [
         ("ssh://u@b", "Host key verification failed.", "once with `ssh u@b`"),
         ("ssh://u@b:2222", "Host key verification failed.", "once with `ssh -p 2222 u@b`"),
@@ -215,8 +215,8 @@ def test_a_host_key_that_was_revoked_is_not_to_be_accepted(
         ("ssh://b", "what else", ""),
     ],
 )
-def test_advice_names_the_port(address: str, said: str, words: str) -> None:
-    advice = ssh.advice_for(parse_address(address), said)
+def test_advice_names_the_port(address: str, message: str, words: str) -> None:
+    advice = ssh.advice_for(parse_address(address), message)
     assert words in advice
     assert bool(advice) == bool(words)
 

@@ -532,22 +532,22 @@ def test_a_slot_is_chosen_and_a_release_waits_for_its_commit(
 @pytest.fixture
 def losing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many more answers to what installs or commits are lost; none at first."""
-    left, read = [0], SerialLine.read
+    remaining, read = [0], SerialLine.read
 
     def lossy(self: SerialLine, timeout_s: float) -> list[bytes]:
-        kept = []
+        lines = []
         for message in read(self, timeout_s):
             _, _, _, group, _, command = HEADER.unpack_from(message)
-            if (group, command) == (65, smp_board.INSTALL) and left[0]:
-                left[0] -= 1
+            if (group, command) == (65, smp_board.INSTALL) and remaining[0]:
+                remaining[0] -= 1
             else:
-                kept.append(message)
-        return kept
+                lines.append(message)
+        return lines
 
     monkeypatch.setattr(SerialLine, "read", lossy)
     monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.4)
-    yield left
-    assert left[0] == 0, "so many were not sent"
+    yield remaining
+    assert remaining[0] == 0, "so many were not sent"
 
 
 @pytest.mark.parametrize("count", [1, TRIES])

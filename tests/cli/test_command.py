@@ -72,7 +72,7 @@ def test_an_action_gets_one_frozen_value(taken: list[Example]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((), "Missing argument 'MODEL'"),
         (("m", "--count", "0"), "Invalid value for '-n' / '--count'"),
@@ -84,11 +84,11 @@ def test_an_action_gets_one_frozen_value(taken: list[Example]) -> None:
     ],
 )
 def test_a_value_that_does_not_fit_is_a_usage_error(
-    taken: list[Example], words: tuple[str, ...], said: str
+    taken: list[Example], words: tuple[str, ...], message: str
 ) -> None:
     done = run(*words)
     assert done.exit_code == 2
-    assert said in done.output
+    assert message in done.output
     assert not taken
 
 

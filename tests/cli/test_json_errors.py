@@ -35,13 +35,13 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("words", "said"), ERRORS.items())
+@pytest.mark.parametrize(("words", "error"), ERRORS.items())
 def test_an_error_is_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: tuple[int, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], error: tuple[int, str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("in.csv").write_text("colour\nred\n")
-    status, text = said
+    status, text = error
     done = invoke(*words, "--json")
     assert (done.exit_code, done.stderr) == (status, ""), done.output
     assert text in json.loads(done.stdout)["error"]

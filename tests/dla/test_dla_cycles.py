@@ -48,11 +48,11 @@ def walked_stripes(positions: int, config: Config, batch: int) -> Iterator[int]:
 
 def walked_image_stripes(rows: int, columns: int, config: Config, joined: int) -> Iterator[int]:
     for _ in range(rows):
-        left = columns
-        while left > 0:
-            step = min(left, config.image_stripe)
+        remaining = columns
+        while remaining > 0:
+            step = min(remaining, config.image_stripe)
             yield (step + joined - 1) // joined * joined
-            left -= step
+            remaining -= step
 
 
 def walked_cycles(

@@ -559,8 +559,8 @@ def test_a_mobile_network_runs_whole_but_for_its_last_view(rng: np.random.Genera
 def test_a_detector_leaves_its_long_head_alone(rng: np.random.Generator) -> None:
     """The head is [1, 2, 6, 4096]; its last view makes 8192 rows, of rank 3."""
     proto, result = legalized(detector(rng))
-    left = refused(result.model, ORIN, "10.3.0")
-    assert set(left) == {"join"}
+    reasons_left = refused(result.model, ORIN, "10.3.0")
+    assert set(reasons_left) == {"join"}
     done = {item.rewrite for item in result.applied}
     assert done == {"focus.conv", "max-pool.cascade", "resize.nearest"}
     assert_close(proto, result, rng)
@@ -573,11 +573,11 @@ def assert_close(proto: onnx.ModelProto, result: Legalized, rng: np.random.Gener
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(np.abs(wanted).max()))
 
 
-def assert_all_borders(result: Legalized, left: dict[str, str]) -> None:
+def assert_all_borders(result: Legalized, reasons_left: dict[str, str]) -> None:
     """What is left off the DLA is a view at an edge, or was refused before and is still there."""
     borders = {name for item in result.applied for name in item.borders}
     made = {name for item in result.applied for name in item.nodes}
-    assert {name for name in left if name in made} <= borders
+    assert {name for name in reasons_left if name in made} <= borders
 
 
 def test_the_checker_accepts_what_is_made(rng: np.random.Generator) -> None:

@@ -107,14 +107,14 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == reasons.page(), "run python -m scripts.rules_page --write"
 
 
-@pytest.mark.parametrize("asked", ["G6", "shuffle.rank", "[P2]", "scale.concat", "mean.window"])
-def test_a_rule_is_explained(asked: str) -> None:
-    shown = run(asked).stdout
-    (entry,) = reasons.find(asked)
-    assert shown.startswith(f"{asked.strip('[]')}  (")
+@pytest.mark.parametrize("rule", ["G6", "shuffle.rank", "[P2]", "scale.concat", "mean.window"])
+def test_a_rule_is_explained(rule: str) -> None:
+    shown = run(rule).stdout
+    (entry,) = reasons.find(rule)
+    assert shown.startswith(f"{rule.strip('[]')}  (")
     assert entry.what in shown
     assert entry.do in shown
-    assert json.loads(run(asked, "--json").stdout)[0]["source"] == entry.source
+    assert json.loads(run(rule, "--json").stdout)[0]["source"] == entry.source
 
 
 def test_an_operator_shows_what_binds_it() -> None:

@@ -362,15 +362,15 @@ def test_an_average_of_more_than_8_positions_is_refused(size: int, tmp_path: Pat
 def test_a_session_emulates_the_dla_only_when_asked(tmp_path: Path) -> None:
     path = write_network(tmp_path / "split.engine", split_network())
     x = np.random.default_rng().normal(0, 1, (1, 3, 16, 16)).astype(np.float32)
-    with open_session(path) as plain, open_session(path, dla="exact", scales="ideal") as asked:
+    with open_session(path) as plain, open_session(path, dla="exact", scales="ideal") as ideal:
         assert {one.implementation for one in plain.reports} == {"portable"}
-        assert [one.implementation for one in asked.reports] == [
+        assert [one.implementation for one in ideal.reports] == [
             "portable",
             "emulated",
             "portable",
             "emulated",
         ]
-        assert "exact, ideal scales" in asked.reports[1].reason
-        assert "silicon may differ" in asked.reports[1].reason
-        a, b = plain.infer({"x": x})["y"], asked.infer({"x": x})["y"]
+        assert "exact, ideal scales" in ideal.reports[1].reason
+        assert "silicon may differ" in ideal.reports[1].reason
+        a, b = plain.infer({"x": x})["y"], ideal.infer({"x": x})["y"]
     assert np.abs(a - b).max() < 0.02 * np.abs(a).max()

@@ -79,16 +79,16 @@ def test_a_fixed_batch_says_that_it_needs_a_dimension(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--max-latency-ms", 0.001), "a frame takes .* ms at best"),
         (("--max-latency-ms", 5, "--rate", 10), "for the throughput of one model"),
         (("--max-latency-ms", 5, "--objective", "energy"), "for the throughput of one model"),
     ],
 )
-def test_a_bound_that_cannot_be_kept_is_refused(options, said, tmp_path: Path) -> None:
+def test_a_bound_that_cannot_be_kept_is_refused(options, message, tmp_path: Path) -> None:
     path = network(tmp_path / "m.onnx", "N")
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=message):
         plan(path, "--profile", "orin-nx-16gb", *options)
 
 

@@ -218,17 +218,19 @@ def test_a_byte_that_was_changed_is_found_wherever_it_is(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         (b'"checksums":', b'"checksumz":', "its metadata has 'checksumz', known are tandem"),
         (b'"xxh3_64 ', b'"xxh3_65 ', "of kind 'xxh3_65', not 14 of xxh3_64"),
         (b"small.onnx", b"smell.onnx", "its header at byte 0"),
     ],
 )
-def test_a_header_that_was_changed_says_so(path: Path, old: bytes, new: bytes, said: str) -> None:
+def test_a_header_that_was_changed_says_so(
+    path: Path, old: bytes, new: bytes, message: str
+) -> None:
     data = write_network(path, split_network()).read_bytes()
     assert data.count(old) == 1
-    assert said in refuse(path, data.replace(old, new))
+    assert message in refuse(path, data.replace(old, new))
 
 
 def test_a_section_is_checked_once_and_when_it_is_first_read(
@@ -434,7 +436,7 @@ def test_writing_needs_no_second_copy_of_the_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("c", np.zeros(1, np.complex64), "entry 'c' has dtype complex64; known are"),
         ("__metadata__", np.zeros(1), "an entry cannot be named '__metadata__'"),
@@ -443,10 +445,10 @@ def test_writing_needs_no_second_copy_of_the_arrays(tmp_path: Path) -> None:
     ],
 )
 def test_an_entry_that_the_format_cannot_hold_is_refused(
-    tmp_path: Path, name: str, value: np.ndarray, said: str
+    tmp_path: Path, name: str, value: np.ndarray, message: str
 ) -> None:
     manifest, entries = engine_parts(split_network())
-    with pytest.raises(EngineError, match=re.escape(said)):
+    with pytest.raises(EngineError, match=re.escape(message)):
         write_engine(tmp_path / "e", manifest, entries | {name: value})
     assert os.listdir(tmp_path) == []
 
@@ -484,17 +486,17 @@ def test_files_that_are_no_engine_are_told_apart(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format_", "said"),
+    ("format_", "message"),
     [
         (2, "has format version 2, this Tandem reads 1; update Tandem"),
         (0, "has format version 0, this Tandem reads 1; build it again"),
     ],
 )
-def test_another_format_version_says_what_to_do(path: Path, format_: int, said: str) -> None:
+def test_another_format_version_says_what_to_do(path: Path, format_: int, message: str) -> None:
     data = path.read_bytes()
     # A newer version may have anything beside its number.
     text = json.dumps({"format": format_, "graphs": [1, 2], "profile": 5})
-    assert said in refuse(path, with_manifest(data, text))
+    assert message in refuse(path, with_manifest(data, text))
 
 
 def test_unknown_and_repeated_keys_are_refused(path: Path) -> None:
@@ -528,13 +530,13 @@ ENTRY_EDITS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "said"), ENTRY_EDITS)
-def test_an_impossible_entry_is_refused(path: Path, key: str, value: object, said: str) -> None:
+@pytest.mark.parametrize(("key", "value", "message"), ENTRY_EDITS)
+def test_an_impossible_entry_is_refused(path: Path, key: str, value: object, message: str) -> None:
     data = path.read_bytes()
     header = header_of(data)
     header["w1"][key] = value
     assert re.search(
-        said if "|" in said else re.escape(said), refuse(path, with_header(data, header))
+        message if "|" in message else re.escape(message), refuse(path, with_header(data, header))
     )
 
 

@@ -139,9 +139,9 @@ BROKEN: list[tuple[Path, object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "said"), BROKEN)
-def test_a_broken_rule_is_named(path: Path, value: object, said: str) -> None:
-    assert said in problem(edited(path, value))
+@pytest.mark.parametrize(("path", "value", "message"), BROKEN)
+def test_a_broken_rule_is_named(path: Path, value: object, message: str) -> None:
+    assert message in problem(edited(path, value))
 
 
 def test_too_many_of_anything_are_refused() -> None:

@@ -136,7 +136,7 @@ def test_one_array_is_no_npz(engine: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--shape", "elsewhere=1x2"), "no such input"),
         (("--shape", "{name}=1x2"), "the engine takes"),
@@ -144,13 +144,13 @@ def test_one_array_is_no_npz(engine: Path, tmp_path: Path) -> None:
     ],
 )
 def test_sizes_that_the_engine_does_not_have_are_refused(
-    engine: Path, words: tuple[str, ...], said: str
+    engine: Path, words: tuple[str, ...], message: str
 ) -> None:
     with open_engine(engine) as opened:
         (name,) = opened.manifest.inputs
     refused = bench(engine, *FAST, *(word.format(name=name) for word in words))
     assert isinstance(refused.exception, BenchError)
-    assert said in str(refused.exception)
+    assert message in str(refused.exception)
 
 
 @pytest.mark.parametrize(

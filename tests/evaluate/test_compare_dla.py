@@ -146,8 +146,8 @@ def test_a_range_that_clips_is_named(tmp_path: Path) -> None:
     """127 steps of 0.1 hold 12.7: of 100, 87.3 are lost, where steps of 100 / 127 lose 0.4."""
     _, own = layer(conv(tmp_path, [100, 1, 2, 3], 0.1), "Conv")
     rounded = np.rint(np.array([1, 2, 3]) / (100 / 127)) * (100 / 127)
-    kept = float(((rounded - [1, 2, 3]) ** 2).sum())
-    assert own.clipped_db == pytest.approx(10 * np.log10(87.3**2 / kept), rel=1e-3)
+    tensors = float(((rounded - [1, 2, 3]) ** 2).sum())
+    assert own.clipped_db == pytest.approx(10 * np.log10(87.3**2 / tensors), rel=1e-3)
     assert own.costs
     assert own.leaves
     assert any("its range clips what leaves the DLA" in reason for reason in why(own))
@@ -401,14 +401,14 @@ def test_the_report_of_a_board_is_laid_beside_the_emulation(built: Built, tmp_pa
     engine, model, data = built
     feeds = {"x": np.load(data / "1.npy")}
     with open_session(engine, dla="exact") as session:  # the board computes what we say of it
-        kept = feeds | session.infer(feeds)
-    path = board_report(tmp_path / "same.tandem-report", engine, kept)
+        tensors = feeds | session.infer(feeds)
+    path = board_report(tmp_path / "same.tandem-report", engine, tensors)
     document = json.loads(run(engine, "--model", model, "--recorded", path, "--json"))
     assert document["sample_names"] == ["the recorded run"]
     assert document["recorded"]["first"] is None
     assert [row["tensor"] for row in document["recorded"]["tensors"]] == ["y"]
-    kept["y"].flat[3] += 100.0
-    path = board_report(tmp_path / "other.tandem-report", engine, kept)
+    tensors["y"].flat[3] += 100.0
+    path = board_report(tmp_path / "other.tandem-report", engine, tensors)
     document = json.loads(run(engine, "--model", model, "--recorded", path, "--json"))["recorded"]
     assert (document["first"]["tensor"], document["first"]["differing"]) == ("y", 1)
     assert document["first"]["largest"] == pytest.approx(100.0, rel=1e-3)

@@ -315,8 +315,8 @@ def test_a_bundle_whose_pipeline_names_another_model_says_so(cascade: Path, tmp_
     process = python_m_pipelines("--bundle", tmp_path / "out", "--profile", "laptop")
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
-    said = json.loads(out.splitlines()[-1])["message"]
-    assert "has the model 'tone', which is none of the bundle's (detector, shade)" in said
+    message = json.loads(out.splitlines()[-1])["message"]
+    assert "has the model 'tone', which is none of the bundle's (detector, shade)" in message
 
 
 # -- on the board
@@ -378,10 +378,10 @@ def test_the_policy_holds_for_the_model_that_agrees_least(cascade: Path, tmp_pat
     own = ended(lambda check: check.start(slot), [])
     assert own.result is not None, own.problem
     assert golden_refusal(own, InstallPolicy()) is None
-    asked = ended(lambda check: check.start(slot, 0.9), [])
-    assert asked.result is not None, asked.problem
-    assert (asked.result.worst, asked.result.agreement) == ("shade", 0.5)
-    reason = golden_refusal(asked, InstallPolicy(min_golden_agreement=0.9)) or ""
+    checks = ended(lambda check: check.start(slot, 0.9), [])
+    assert checks.result is not None, checks.problem
+    assert (checks.result.worst, checks.result.agreement) == ("shade", 0.5)
+    reason = golden_refusal(checks, InstallPolicy(min_golden_agreement=0.9)) or ""
     assert "50.00% of the best classes of its output shade agree" in reason
 
 

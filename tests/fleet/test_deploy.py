@@ -160,11 +160,11 @@ def test_an_agent_killed_in_a_download_goes_on_where_it_was(
 
         result = deploy(broker.port, bundle, on_progress=once_at(60, kill_and_restart))
         watcher.wait_report("live")
-        asked = [n for request in watcher.seen.requests[before:] for n in request.chunks]
+        numbers = [n for request in watcher.seen.requests[before:] for n in request.chunks]
     assert result.phase == "live", result
     assert 0 < len(kept) < total
-    assert not kept & set(asked)
-    assert set(asked) == set(range(total)) - kept
+    assert not kept & set(numbers)
+    assert set(numbers) == set(range(total)) - kept
 
 
 def chunks_on_disk(board: AgentBox, bundle: Path) -> set[int]:

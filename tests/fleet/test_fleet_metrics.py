@@ -345,8 +345,8 @@ def test_what_they_ask_for_is_what_a_server_and_a_page_say(
     web = WebMeters()
     web.count("GET", "/", 200, 0.01)
     text = scrape(listener) + render(web.read(viewers=1, changed_s=0.0))
-    asked = names_in(expressions()) | names_in(re.findall("expr: (.*)", ALERTS.read_text()))
-    assert asked <= names_in(series_of(text))
+    names = names_in(expressions()) | names_in(re.findall("expr: (.*)", ALERTS.read_text()))
+    assert names <= names_in(series_of(text))
     assert {name.partition("{")[0] for name in RECORDED} <= names_in(series_of(text))
 
 

@@ -146,8 +146,8 @@ def test_a_collector_that_refuses_is_said_once(
     for _ in range(4):
         collector.next()
     push.close()
-    said = [row for row in caplog.records if row.name == "tandem.fleet" and row.levelno > 20]
-    assert [row.getMessage() for row in said] == [
+    output = [row for row in caplog.records if row.name == "tandem.fleet" and row.levelno > 20]
+    assert [row.getMessage() for row in output] == [
         f"the collector at {collector.url} does not take figures"
     ]
 
@@ -191,9 +191,11 @@ def test_without_the_option_nothing_of_it_is_loaded_and_without_the_extra_it_is_
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
-    loaded, said = done.stdout.splitlines()
+    loaded, output = done.stdout.splitlines()
     assert loaded == "[]"
-    assert re.fullmatch(r".*--otlp`? needs opentelemetry\S*: \S+ -m pip install '.*\[otel\]'", said)
+    assert re.fullmatch(
+        r".*--otlp`? needs opentelemetry\S*: \S+ -m pip install '.*\[otel\]'", output
+    )
 
 
 def test_a_server_sends_the_fleet(tmp_path: Path, collector: Collector) -> None:

@@ -585,14 +585,14 @@ def test_one_account_follows_so_many_streams(web: WebProcess) -> None:
 
 
 def test_the_stream_of_a_token_ends_with_it(web: WebProcess, database: Database) -> None:
-    said = len(web.log_file.read_text())
+    log_length = len(web.log_file.read_text())
     token = accounts.add_token(database, "short", "viewer", lifetime_s=3600.0)
     stream = Visitor(web, headers={"authorization": f"Bearer {token}"}).events("/api/v1/events")
     accounts.remove_account(database, "short")
     change(database, "cam-new-3")
     with pytest.raises(AssertionError, match="the stream has ended"):
         read_to_end(stream)
-    assert "Traceback" not in web.log_file.read_text()[said:]
+    assert "Traceback" not in web.log_file.read_text()[log_length:]
 
 
 def test_a_program_that_was_away_is_not_kept_waiting(
@@ -689,7 +689,7 @@ def test_the_document_is_valid_and_every_answer_is_as_it_says(web: WebProcess, t
     program = Visitor(web, headers={"authorization": f"Bearer {token}"})
     document = json.loads(Visitor(web).get("/api/v1/openapi.json").text)
     validate(document)
-    asked = 0
+    count = 0
     for path, methods in document["paths"].items():
         if "get" not in methods or path.endswith("/events"):
             continue
@@ -698,8 +698,8 @@ def test_the_document_is_valid_and_every_answer_is_as_it_says(web: WebProcess, t
         schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]
         whole = {**schema, "components": document["components"]}
         Draft202012Validator(whole).validate(json.loads(answer.text))
-        asked += 1
-    assert asked >= 8
+        count += 1
+    assert count >= 8
 
 
 @pytest.mark.parametrize(

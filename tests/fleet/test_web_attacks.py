@@ -57,11 +57,11 @@ def person(folder: Path, web: WebThread) -> Visitor:
 def hang(name: str, place: object, monkeypatch: pytest.MonkeyPatch) -> Event:
     """Have a function of a module wait until the event is set."""
     end = Event()
-    asked: Callable[..., Any] = getattr(place, name)
+    function: Callable[..., Any] = getattr(place, name)
 
     def hanging(*arguments: Any, **named: Any) -> Any:
         end.wait(PATIENCE_S)
-        return asked(*arguments, **named)
+        return function(*arguments, **named)
 
     monkeypatch.setattr(place, name, hanging)
     return end
@@ -226,8 +226,8 @@ def test_a_request_that_is_none_is_refused(
     line = Line(web)
     with contextlib.suppress(OSError):
         line.say(f"{request_line} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{headers}\r\n\r\n")
-    said = line.ended()
-    assert said.startswith(f"HTTP/1.1 {status} ".encode()) or not said, said[:200]
+    answer = line.ended()
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or not answer, answer[:200]
 
 
 @pytest.mark.parametrize(

@@ -295,8 +295,8 @@ UNFIT_EINSUMS = {
 
 @pytest.mark.parametrize("equation", UNFIT_EINSUMS)
 def test_an_einsum_whose_sizes_do_not_fit_is_refused(equation: str) -> None:
-    *shapes, said = UNFIT_EINSUMS[equation]
+    *shapes, reason = UNFIT_EINSUMS[equation]
     inputs = dict(zip("ab", shapes, strict=True))
     case = Case([node("Einsum", "a b", "y", equation=equation)], inputs, {})
-    with pytest.raises(NotCoveredError, match=said):
+    with pytest.raises(NotCoveredError, match=reason):
         case.lower("fp32")

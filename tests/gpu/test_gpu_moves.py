@@ -158,10 +158,12 @@ def test_reshaping_of_any_view_agrees_with_numpy(trial: int, rng: np.random.Gene
         base = np.arange(5**rank).reshape((5,) * rank)
         steps = tuple(slice(None, None, int(s)) for s in rng.integers(1, 4, rank))
         array = base[steps].transpose(rng.permutation(rank))
-        left, shape = array.size, []
-        while left > 1:
-            shape.append(int(rng.choice([n for n in range(1, left + 1) if left % n == 0])))
-            left //= shape[-1]
+        remaining, shape = array.size, []
+        while remaining > 1:
+            shape.append(
+                int(rng.choice([n for n in range(1, remaining + 1) if remaining % n == 0]))
+            )
+            remaining //= shape[-1]
         view = View("b", "int64", array.shape, tuple(s // 8 for s in array.strides))
         result = view.reshaped(tuple(shape))
         try:

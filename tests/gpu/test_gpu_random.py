@@ -92,7 +92,7 @@ def add_constant(g: Growing, x: str, shape: Shape) -> None:
 
 
 def add_concatenation(g: Growing, x: str, shape: Shape) -> None:
-    axis, said = g.axis(shape)
+    axis, attributes = g.axis(shape)
     rest = shape[:axis] + shape[axis + 1 :]
 
     def fits(other: Shape) -> bool:
@@ -100,25 +100,25 @@ def add_concatenation(g: Growing, x: str, shape: Shape) -> None:
 
     parts = [x, *(g.tensor(fits) for _ in range(g.rng.integers(1, 3)))]
     size = sum(g.shapes[part][axis] for part in parts)
-    g.add("Concat", parts, (*shape[:axis], size, *shape[axis + 1 :]), axis=said)
+    g.add("Concat", parts, (*shape[:axis], size, *shape[axis + 1 :]), axis=attributes)
 
 
 def add_split(g: Growing, x: str, shape: Shape) -> None:
-    axis, said = g.axis(shape)
+    axis, attributes = g.axis(shape)
     if shape[axis] < 2:
         return
     first = int(g.rng.integers(1, shape[axis]))
     sizes = (first, shape[axis] - first)
     shapes = [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
-    g.add("Split", [x, g.constant(np.array(sizes))], *shapes, axis=said)
+    g.add("Split", [x, g.constant(np.array(sizes))], *shapes, axis=attributes)
 
 
 def add_slice(g: Growing, x: str, shape: Shape) -> None:
-    axis, said = g.axis(shape)
+    axis, attributes = g.axis(shape)
     start, end = (int(n) for n in g.rng.integers(-shape[axis], shape[axis] + 1, 2))
     step = int(g.rng.choice([1, 2, -1]))
     size = len(range(shape[axis])[start:end:step])
-    limits = [g.constant(np.array([n])) for n in (start, end, said, step)]
+    limits = [g.constant(np.array([n])) for n in (start, end, attributes, step)]
     if size:
         g.add("Slice", [x, *limits], (*shape[:axis], size, *shape[axis + 1 :]))
 

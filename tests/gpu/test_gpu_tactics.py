@@ -97,9 +97,9 @@ def test_times_are_those_of_the_gpu_of_this_kind_that_has_most() -> None:
 @pytest.mark.parametrize("gpu", [GpuTarget(87, 16), GpuTarget(90, 8)])
 def test_times_of_another_kind_of_gpu_are_not_used(gpu: GpuTarget) -> None:
     assert times_for(cache(a=1.0), gpu, [["a"]]) is None
-    said = timed_text("gpu0", [["a", "b"]], None, gpu)
-    assert f"sm_{gpu.sm} with {gpu.sm_count} SMs" in said
-    assert "by estimate" in said
+    text = timed_text("gpu0", [["a", "b"]], None, gpu)
+    assert f"sm_{gpu.sm} with {gpu.sm_count} SMs" in text
+    assert "by estimate" in text
 
 
 def test_times_of_other_tactics_are_not_used() -> None:

@@ -299,8 +299,8 @@ def test_what_compilers_say_names_kernel_operator_and_file(
         ]
         with pytest.raises(CompileError) as caught:
             compile_kernels([spec], ORIN)
-        for said in ("odd", "my.domain::Double", str(file), "sm_87"):
-            assert said in str(caught.value)
+        for message in ("odd", "my.domain::Double", str(file), "sm_87"):
+            assert message in str(caught.value)
 
 
 @needs_triton
@@ -461,9 +461,9 @@ REFUSED: dict[str, tuple[Callable[[], Sequence[Plugin]], dict[str, object], str]
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_plugin_that_does_not_do_what_it_says_is_named(name: str, tmp_path: Path) -> None:
-    plugins, attributes, said = REFUSED[name]
+    plugins, attributes, message = REFUSED[name]
     model = doubled(tmp_path, **attributes)
-    with pytest.raises(PluginError, match=said):
+    with pytest.raises(PluginError, match=message):
         lower(model, plugins())
 
 
@@ -493,11 +493,11 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_plugin_file_that_is_none_is_named(name: str, tmp_path: Path) -> None:
-    text, said = FILES[name]
+    text, message = FILES[name]
     path = tmp_path / (name or "missing.py")
     if text is not None:
         path.write_text(text)
-    with pytest.raises(PluginError, match=said) as caught:
+    with pytest.raises(PluginError, match=message) as caught:
         load_plugins(path)
     assert str(path) in str(caught.value)
 

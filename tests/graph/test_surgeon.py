@@ -226,7 +226,7 @@ def fails_if(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ops", "left"),
+    ("ops", "remaining"),
     [
         ("Gemm", ["fc"]),
         ("Conv,Relu", ["conv0", "relu0"]),
@@ -234,16 +234,16 @@ def fails_if(tmp_path: Path) -> Path:
     ],
 )
 def test_what_is_left_fails_and_no_node_can_go(
-    net: Path, tmp_path: Path, fails_if: Path, ops: str, left: list[str]
+    net: Path, tmp_path: Path, fails_if: Path, ops: str, remaining: list[str]
 ) -> None:
     out = tmp_path / "small.onnx"
     check = f"sh {fails_if} {{model}} {ops}"
     document = json.loads(run("reduce", net, "--check", check, "-o", out, "--json").stdout)
-    assert document["nodes"] == left
+    assert document["nodes"] == remaining
     assert document["failure"].startswith("exit status 3: the bug is here")
     small = onnx.load(out)
     onnx.checker.check_model(small, full_check=True)
-    assert [node.name for node in small.graph.node] == left
+    assert [node.name for node in small.graph.node] == remaining
     assert subprocess.run(["sh", fails_if, out, ops], check=False).returncode == 3
     runner = OnnxRunner(read_model_file(out).model, "small")
     assert len(runner.outputs) == len(small.graph.output)
@@ -254,9 +254,9 @@ def test_other_failures_do_not_count_with_a_pattern(
 ) -> None:
     """Without the pattern a Relu alone fails, too, with status 4."""
     check = f"sh {fails_if} {{model}} Gemm --relu"
-    for options, left in (((), ["relu0"]), (("--fails-with", "the bug"), ["fc"])):
+    for options, remaining in (((), ["relu0"]), (("--fails-with", "the bug"), ["fc"])):
         command = ("reduce", net, "--check", check, "-o", tmp_path / "s.onnx", *options, "--json")
-        assert json.loads(run(*command).stdout)["nodes"] == left
+        assert json.loads(run(*command).stdout)["nodes"] == remaining
 
 
 @pytest.mark.parametrize(

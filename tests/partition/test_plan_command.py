@@ -94,14 +94,14 @@ def test_the_page_holds_every_node_and_both_images(model, tmp_path):
 
 
 def test_a_node_that_is_not_there_is_answered_with_the_nearest(model):
-    said = refused(model, "--explain", "conv1x")
-    assert "the nearest names are" in said
-    assert "conv1" in said
+    answer = refused(model, "--explain", "conv1x")
+    assert "the nearest names are" in answer
+    assert "conv1" in answer
 
 
 def test_rates_that_do_not_fit_name_the_processor(model):
-    said = refused(model, "--rate", "1e5")
-    assert "gpu: busy" in said or "dla0: busy" in said
+    answer = refused(model, "--rate", "1e5")
+    assert "gpu: busy" in answer or "dla0: busy" in answer
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ def test_missing_kernels_change_no_predicted_figure(partly, monkeypatch):
 
 
 def test_a_node_is_explained_with_what_the_gpu_says(partly):
-    said = json.loads(run(partly, "--explain", "det", "--json").stdout)
-    assert said["no_kernel"] == "node 'det' (Det) has no kernel yet"
+    answer = json.loads(run(partly, "--explain", "det", "--json").stdout)
+    assert answer["no_kernel"] == "node 'det' (Det) has no kernel yet"
     assert "GPU: node 'det' (Det) has no kernel yet" in run(partly, "--explain", "det").stdout
     assert "GPU: kernels compute it" in run(partly, "--explain", "conv").stdout
 
@@ -202,7 +202,7 @@ def test_a_workload_with_a_service_says_what_is_left_for_it(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "answer"),
     [
         ('[[model]]\npath = "none.onnx"\n', "none.onnx"),
         ('[[model]]\npath = "m.onnx"\n[[service]]\nname = "m"\nmemory_mb = 1\n', "called 'm'"),
@@ -216,10 +216,10 @@ def test_a_workload_with_a_service_says_what_is_left_for_it(model, tmp_path):
         ("[[model]]\n", "path"),
     ],
 )
-def test_a_wrong_workload_is_refused_by_what_is_wrong(text, said, tmp_path):
+def test_a_wrong_workload_is_refused_by_what_is_wrong(text, answer, tmp_path):
     file = tmp_path / "w.toml"
     file.write_text(text)
-    assert said in refused("--workload", file)
+    assert answer in refused("--workload", file)
 
 
 def processors(plan):
@@ -240,24 +240,24 @@ def test_forced_nodes_are_where_they_were_asked_for(model):
 
 
 def test_a_node_kept_on_the_gpu_says_so(model):
-    asked = ("--objective", "gpu-relief", "--force-gpu", "conv3")
-    (plan,) = plan_of(model, *asked, "--force-dla", "conv4")["plans"]
+    options = ("--objective", "gpu-relief", "--force-gpu", "conv3")
+    (plan,) = plan_of(model, *options, "--force-dla", "conv4")["plans"]
     row = next(row for row in plan["nodes"] if row["node"] == "conv3")
     assert (row["processor"], row["rule"]) == ("gpu", "F1")
     assert processors(plan)["conv4"] == "dla0"
 
 
 def test_all_nodes_but_those_named_for_the_dla_run_on_the_gpu(model):
-    asked = ("--objective", "gpu-relief", "--force-gpu", "all")
-    (plan,) = plan_of(model, *asked)["plans"]
+    options = ("--objective", "gpu-relief", "--force-gpu", "all")
+    (plan,) = plan_of(model, *options)["plans"]
     assert set(processors(plan).values()) == {"gpu"}
     assert {row["rule"] for row in plan["nodes"] if row["node"] != "erf"} == {"F1"}
-    (plan,) = plan_of(model, *asked, "--force-dla", "conv4")["plans"]
+    (plan,) = plan_of(model, *options, "--force-dla", "conv4")["plans"]
     assert {n for n, where in processors(plan).items() if where != "gpu"} == {"conv4"}
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "answer"),
     [
         (("--force-dla", "erf"), r"rule op.not-exposed refuses it: operator Erf, but"),
         (("--force-dla", "conv99"), r"no such node; the nearest names are conv9"),
@@ -270,8 +270,8 @@ def test_all_nodes_but_those_named_for_the_dla_run_on_the_gpu(model):
         (("--force-dla", "conv1", "--precision", "fp32"), r"rule G1 refuses it"),
     ],
 )
-def test_nodes_that_cannot_be_forced_are_refused_by_name(options, said, model):
-    assert re.search(said, refused(model, *options))
+def test_nodes_that_cannot_be_forced_are_refused_by_name(options, answer, model):
+    assert re.search(answer, refused(model, *options))
 
 
 def test_the_options_of_trtexec_place_the_nodes_as_the_plan_does(model):
@@ -292,13 +292,13 @@ def test_the_makespan_of_a_workload_has_a_schedule(model, tmp_path):
     file.write_text(
         '[[model]]\npath = "m.onnx"\nname = "a"\n[[model]]\npath = "m.onnx"\nname = "b"\n'
     )
-    asked = ("--workload", file, "--objective", "makespan", "--seconds", "1")
-    report = plan_of(*asked)
+    options = ("--workload", file, "--objective", "makespan", "--seconds", "1")
+    report = plan_of(*options)
     value = report["plans"][0]["search"]["value"]
     assert max(row["end_us"] for row in report["schedule"]) <= value + 1e-6
     alone = sum(plan["compared"][1]["latency_us"] for plan in report["plans"])
     assert value < alone
-    text = run(*asked, "--html", tmp_path / "w.html").stdout
+    text = run(*options, "--html", tmp_path / "w.html").stdout
     assert "a frame of each model is done after" in text
     assert run(model, "--objective", "makespan").exit_code == 2
 

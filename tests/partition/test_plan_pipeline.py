@@ -62,8 +62,17 @@ def test_a_workload_runs_where_its_plan_says(tmp_path: Path) -> None:
     (tmp_path / "shades.toml").write_text(SETTINGS)
     (tmp_path / "shades.txt").write_text("dark\nbright\n")
     file, out = workload(tmp_path, *rows), tmp_path / "board.toml"
-    asked = ("--workload", file, "--profile", PROFILE, "--objective", "gpu-relief", "--seconds", 1)
-    done = invoke("plan", *asked, "--min-gain", 0, "--pipeline", out, "--json")
+    options = (
+        "--workload",
+        file,
+        "--profile",
+        PROFILE,
+        "--objective",
+        "gpu-relief",
+        "--seconds",
+        1,
+    )
+    done = invoke("plan", *options, "--min-gain", 0, "--pipeline", out, "--json")
     assert done.exit_code == 0, done.output
     planned = json.loads(done.stdout)
     config = load_pipeline(out)
@@ -106,8 +115,17 @@ def test_models_of_a_plan_run_as_one_release_on_the_processors_that_it_chose(
         for (name, *_), rate_hz in zip(models, (300, 200, 10), strict=True)
     ]
     file, out = workload(tmp_path, *rows), tmp_path / "board.toml"
-    asked = ("--workload", file, "--profile", PROFILE, "--objective", "gpu-relief", "--seconds", 1)
-    done = invoke("plan", *asked, "--min-gain", 0, "--pipeline", out, "--json")
+    options = (
+        "--workload",
+        file,
+        "--profile",
+        PROFILE,
+        "--objective",
+        "gpu-relief",
+        "--seconds",
+        1,
+    )
+    done = invoke("plan", *options, "--min-gain", 0, "--pipeline", out, "--json")
     assert done.exit_code == 0, done.output
     planned = json.loads(done.stdout)
     chosen = {one.name: one.dla_core for one in load_pipeline(out).models}
@@ -175,14 +193,23 @@ def test_the_commands_are_printed_as_a_shell_reads_them(tmp_path: Path) -> None:
     (tmp_path / "shades.toml").write_text(SETTINGS)
     file = workload(tmp_path, 'path = "a model.onnx"\nsettings = "shades.toml"')
     out = tmp_path / "board.toml"
-    asked = ("--profile", PROFILE, "--precision", "fp16", "--objective", "latency", "--seconds", 1)
-    done = invoke("plan", "--workload", file, *asked, "--pipeline", out)
+    options = (
+        "--profile",
+        PROFILE,
+        "--precision",
+        "fp16",
+        "--objective",
+        "latency",
+        "--seconds",
+        1,
+    )
+    done = invoke("plan", "--workload", file, *options, "--pipeline", out)
     assert done.exit_code == 0, done.output
     lines = [shlex.split(line) for line in done.output.splitlines() if "tandem build" in line]
     assert [line[2:4] for line in lines] == [[str(tmp_path / "a model.onnx"), "--profile"]]
     assert lines[0][-4:] == ["--force-gpu", "all", "-o", str(tmp_path / "a_model.engine")]
     assert f"tandem run {out}" in done.output
-    again = invoke("plan", "--workload", file, *asked, "--pipeline", out)
+    again = invoke("plan", "--workload", file, *options, "--pipeline", out)
     assert "is there already" in str(again.exception)
 
 
@@ -190,8 +217,8 @@ def test_a_model_is_guessed_and_its_labels_are_asked_for(tmp_path: Path) -> None
     classifier(tmp_path / "m.onnx", 8)
     out = tmp_path / "p.toml"
     file = workload(tmp_path, 'path = "m.onnx"')
-    asked = ("--profile", PROFILE, "--precision", "fp16", "--seconds", 1)
-    done = invoke("plan", "--workload", file, *asked, "--pipeline", out)
+    options = ("--profile", PROFILE, "--precision", "fp16", "--seconds", 1)
+    done = invoke("plan", "--workload", file, *options, "--pipeline", out)
     assert done.exit_code == 0, done.output
     assert f"write {tmp_path}/m.labels.txt: the class names of m, one a line" in done.output
     assert load_pipeline(out).first.reading == Classification(scores="logits")
@@ -201,9 +228,9 @@ def test_names_that_are_alike_in_a_pipeline_are_refused(tmp_path: Path) -> None:
     classifier(tmp_path / "m.onnx", 8)
     (tmp_path / "s.toml").write_text(SETTINGS)
     names = (f'path = "m.onnx"\nname = "{name}"\nsettings = "s.toml"' for name in ("a b", "a.b"))
-    asked = ("--profile", PROFILE, "--precision", "fp16", "--seconds", 1)
+    options = ("--profile", PROFILE, "--precision", "fp16", "--seconds", 1)
     out = tmp_path / "p.toml"
-    done = invoke("plan", "--workload", workload(tmp_path, *names), *asked, "--pipeline", out)
+    done = invoke("plan", "--workload", workload(tmp_path, *names), *options, "--pipeline", out)
     assert isinstance(done.exception, PlanError)
     assert "give each a `name` of letters" in str(done.exception)
     assert not out.exists()

@@ -78,7 +78,7 @@ def test_a_measured_time_is_the_one_in_the_plan(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("node", "other", "said"),
+    ("node", "other", "message"),
     [
         ("n0", {"profile": "orin-nx-8gb"}, "profile 'orin-nx-8gb'"),
         ("n0", {"precision": "fp16"}, "precision 'fp16'"),
@@ -86,13 +86,15 @@ def test_a_measured_time_is_the_one_in_the_plan(tmp_path):
         ("absent", {}, "'absent'"),
     ],
 )
-def test_measured_times_of_something_else_are_refused_by_the_command(node, other, said, tmp_path):
+def test_measured_times_of_something_else_are_refused_by_the_command(
+    node, other, message, tmp_path
+):
     onnx.save(ir.to_proto(convs(2)), tmp_path / "m.onnx")
     times = times_file(tmp_path, (node, "gpu", 5.0), **other)
     given = [str(tmp_path / "m.onnx"), "--profile", ORIN.name, "--measured", str(times)]
     done = CliRunner().invoke(plan_command, given)
     assert isinstance(done.exception, ConfigError)
-    assert said in str(done.exception)
+    assert message in str(done.exception)
 
 
 @pytest.mark.parametrize("objective", BUILD_GOALS)

@@ -119,8 +119,8 @@ def test_the_same_engine_agrees_and_one_with_other_weights_does_not(
     with open_session(engines[1]) as session:
         changed = check_golden(session, slot / GOLDEN, 0.02)
     assert changed.agreement < 0.5
-    said = msgspec.convert(changed, Result, from_attributes=True)
-    reason = golden_refusal(GoldenEnded(0, said), InstallPolicy())
+    result = msgspec.convert(changed, Result, from_attributes=True)
+    reason = golden_refusal(GoldenEnded(0, result), InstallPolicy())
     assert reason is not None
     assert "of the values of its output y agree" in reason
 

@@ -227,8 +227,8 @@ def run_program(folder: Path, environment: dict[str, str], program: str) -> str:
 def test_buffers_may_be_padded_and_not_shorter_than_a_frame(
     folder: Path, environment: dict[str, str]
 ) -> None:
-    said = run_program(folder, environment, SIZES)
-    assert said.startswith("a frame has 12279 bytes, fewer than the 12288 of its caps: put")
+    output = run_program(folder, environment, SIZES)
+    assert output.startswith("a frame has 12279 bytes, fewer than the 12288 of its caps: put")
 
 
 SLOW = """

@@ -201,8 +201,8 @@ def test_a_hot_board_gets_fewer_frames_and_the_heartbeat_says_why(
     gaps = [b - a for a, b in pairwise(numbers)]
     assert gaps.count(5) > 10  # while it was hot
     assert gaps[-1] == 1  # and all frames again
-    said = {m.load for m in messages if isinstance(m, Heartbeat)}
-    assert said == {"", "step 1 of 1 (one frame of 5): 91.0 C is above hot_c = 80"}
+    loads = {m.load for m in messages if isinstance(m, Heartbeat)}
+    assert loads == {"", "step 1 of 1 (one frame of 5): 91.0 C is above hot_c = 80"}
     figures = [m for m in messages if isinstance(m, Stats)]
     assert figures[-1].dropped["load"] > 40
 

@@ -60,7 +60,7 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "messages"),
     [
         (PLAIN, PLAIN, ()),
         (PLAIN, PLAIN.replace("0.5", "0.6"), ("decode.score_threshold: 0.5 -> 0.6",)),
@@ -82,8 +82,8 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_changes_is_said(before: str, after: str, said: tuple[str, ...]) -> None:
-    assert changes(config_of(before), config_of(after)) == said
+def test_what_changes_is_said(before: str, after: str, messages: tuple[str, ...]) -> None:
+    assert changes(config_of(before), config_of(after)) == messages
 
 
 def test_the_rate_of_a_source_may_change_and_its_address_not() -> None:

@@ -294,8 +294,8 @@ def test_a_serial_line_has_the_objects_of_the_models_that_it_names(
             out.write(result)
             if select.select([master], [], [], 0.05)[0]:
                 heard += os.read(master, 4096)
-    said = {row.split(",")[3] for row in heard.decode().split("\r\n") if row.startswith("$DET")}
-    assert said == labels
+    kinds = {row.split(",")[3] for row in heard.decode().split("\r\n") if row.startswith("$DET")}
+    assert kinds == labels
     os.close(master)
     os.close(slave)
     with pytest.raises(PipelineError, match="names the class 'blue', which is none of the labels"):

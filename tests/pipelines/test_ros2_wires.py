@@ -139,10 +139,10 @@ def test_tokens_and_keys_are_those_of_rmw_zenoh(router):
 
 
 def test_a_request_that_is_too_large_is_not_answered(router):
-    kind, asked = "rcl_interfaces/srv/GetParameters", []
+    kind, requests = "rcl_interfaces/srv/GetParameters", []
 
     def answer(data):
-        asked.append(len(data))
+        requests.append(len(data))
         return data
 
     with (
@@ -157,9 +157,9 @@ def test_a_request_that_is_too_large_is_not_answered(router):
             return list(other.get(key, payload=bytes(size), attachment=head, timeout=10))
 
         until(lambda: replies(MAX_REQUEST))
-        asked.clear()
+        requests.clear()
         assert replies(MAX_REQUEST + 1) == []
-        assert asked == []
+        assert requests == []
 
 
 def test_humble_has_no_hashes(router):

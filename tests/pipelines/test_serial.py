@@ -141,8 +141,8 @@ def test_capture_times_are_on_the_clock_of_the_autopilot():
     autopilot = Autopilot(60.0, {}, clock_ns=lambda: now_ns[0])
     ahead_ns = 7_000_000_000
     for travel_ns in (40_000_000, 4_000_000, 90_000_000):  # the shortest is believed
-        asked = dict(messages_in(autopilot.periodic(now_ns[0] / 1e9)))
-        sent_ns = asked[111]["ts1"][0]
+        requests = dict(messages_in(autopilot.periodic(now_ns[0] / 1e9)))
+        sent_ns = requests[111]["ts1"][0]
         now_ns[0] += travel_ns
         answer = {"tc1": sent_ns + travel_ns // 2 + ahead_ns, "ts1": sent_ns}
         autopilot.received(

@@ -58,15 +58,15 @@ def test_commands_for_engines_say_what_a_service_is(tmp_path: Path) -> None:
 
 def run(folder: Path, until: Callable[[ChildMessage, threading.Event], None]) -> list[ChildMessage]:
     """Run a service in this process until the function has set the event."""
-    said: list[ChildMessage] = []
+    messages: list[ChildMessage] = []
     stop = threading.Event()
 
     def emit(message: ChildMessage) -> None:
-        said.append(message)
+        messages.append(message)
         until(message, stop)
 
     run_service(load_pipeline(folder / "pipeline.toml"), folder, emit, stop)
-    return said
+    return messages
 
 
 def get(port: int, path: str) -> str:

@@ -77,10 +77,10 @@ def test_a_classifier_describes_the_objects_of_a_detector(tmp_path: Path) -> Non
     classifier = ShadeClassifier()
     shade = Model(classifier, SHADES, "")
     (result,), messages = run_all(config_of(DETECTOR + ON_RED, folder), {"shade": shade})
-    said = {one.box[:2]: one.attributes for one in result.event.detections if one.box}
-    assert said[16.0, 48.0] is msgspec.UNSET  # it is green
-    assert said[8.0, 8.0]["shade"].label == "bright"
-    assert said[40.0, 40.0]["shade"].label == "dark"
+    values = {one.box[:2]: one.attributes for one in result.event.detections if one.box}
+    assert values[16.0, 48.0] is msgspec.UNSET  # it is green
+    assert values[8.0, 8.0]["shade"].label == "bright"
+    assert values[40.0, 40.0]["shade"].label == "dark"
     row = next(one for one in json.loads(result.payload)["detections"] if one["box"][0] == 8.0)
     assert row["attributes"] == {"shade": {"label": "bright", "score": 1.0, "class_id": 1}}
     assert classifier.sizes == [2, 2, 2]  # the warm-up, and both crops in one inference
@@ -332,8 +332,8 @@ def test_a_hot_board_runs_the_other_engine_and_goes_back(
             break
     assert processors == [("cpu",), ("dla0",), ("cpu",)]
     assert numbers == list(range(len(numbers)))  # no frame is lost by the switch
-    said = {one.load for one in messages if isinstance(one, Heartbeat)}
-    assert "step 1 of 1 (with small): 91.0 C is above hot_c = 80" in said
+    values = {one.load for one in messages if isinstance(one, Heartbeat)}
+    assert "step 1 of 1 (with small): 91.0 C is above hot_c = 80" in values
 
 
 # --- with real engines
@@ -433,8 +433,8 @@ def test_a_process_runs_a_folder_and_takes_a_change_at_a_hangup(
         next(one for one in lines if isinstance(one, Heartbeat) and one.frames > 0)
         path.write_text(text.replace("max_crops = 2", "max_crops = 1"))
         process.send_signal(signal.SIGHUP)
-        said = next(one for one in lines if isinstance(one, Reload))
-        assert said.changes == ("models[1].max_crops: 2 -> 1",)
+        values = next(one for one in lines if isinstance(one, Reload))
+        assert values.changes == ("models[1].max_crops: 2 -> 1",)
         next(one for one in lines if isinstance(one, Heartbeat))
     finally:
         process.terminate()

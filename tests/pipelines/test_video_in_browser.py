@@ -75,10 +75,10 @@ def plays(browser: Browser, path: Path) -> None:
 
 
 def test_an_encoder_closes_what_it_opened(tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         write(tmp_path / "annotated.mp4")
-    assert [str(one.message) for one in said if one.category is ResourceWarning] == []
+    assert [str(one.message) for one in warned if one.category is ResourceWarning] == []
 
 
 def test_an_annotated_video_plays(

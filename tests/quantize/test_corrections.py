@@ -81,20 +81,20 @@ def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
     assert "equalisation: kept" in ranges_html(result, "m")
 
 
-@pytest.mark.parametrize(("method", "asked"), [("auto", ["auto", "auto"]), ("minmax", [])])
+@pytest.mark.parametrize(("method", "options"), [("auto", ["auto", "auto"]), ("minmax", [])])
 def test_steps_are_tried_by_default_where_a_search_runs(
-    tmp_path: Path, rng: np.random.Generator, method: str, asked: list[str]
+    tmp_path: Path, rng: np.random.Generator, method: str, options: list[str]
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     result = measure(path, noise(rng, 9), RangeOptions(method))
-    assert [outcome.requested for outcome in result.corrections] == asked
+    assert [outcome.requested for outcome in result.corrections] == options
 
 
 @pytest.mark.parametrize(
-    ("asked", "loss", "kept"), [("auto", 0.0, False), ("auto", -0.2, True), ("on", 3.0, True)]
+    ("options", "loss", "kept"), [("auto", 0.0, False), ("auto", -0.2, True), ("on", 3.0, True)]
 )
 def test_equalisation_is_applied_by_its_effect_or_as_requested(
-    tmp_path: Path, rng: np.random.Generator, asked: str, loss: float, kept: bool
+    tmp_path: Path, rng: np.random.Generator, options: str, loss: float, kept: bool
 ) -> None:
     plain = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
 
@@ -102,7 +102,7 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
         figures = {name: value - loss for name, value in plain.sqnr_db.items()}
         return replace(plain, graph=changed, sqnr_db=figures)
 
-    found, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, asked)  # type: ignore[arg-type]
+    found, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)  # type: ignore[arg-type]
     assert (outcome.kept, bool(rows), found is not plain) == (kept, kept, kept)
     assert outcome.worst is not None
     assert outcome.worst.gain == pytest.approx(-loss)
@@ -248,8 +248,8 @@ def test_the_cache_holds_the_ranges_of_the_adjusted_model(
     cache, adjusted = tmp_path / "m.cache", tmp_path / "adjusted.onnx"
     parts = ("--cache", cache, "--adjusted-model", adjusted, "-o", tmp_path / "m.json")
     arguments = ("calibrate", path, "--data", folder, "--method", "minmax", "--equalise", "on")
-    code, said = run(*arguments, *parts)
-    assert code == 0, said
+    code, output = run(*arguments, *parts)
+    assert code == 0, output
     table = amax_of(decode_cache(cache.read_text(), str(cache)))
     tensors = calibrated_tensors(prepared(path))
     seen, plain = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
@@ -269,8 +269,8 @@ def test_the_exported_model_has_the_adjusted_weights(
     qdq, adjusted, table = (tmp_path / name for name in ("q.onnx", "adjusted.onnx", "m.json"))
     steps = ("--equalise", "on", "--bias-correction", "on")
     arguments = ("calibrate", path, "--data", folder, "--method", "minmax", *steps)
-    code, said = run(*arguments, "--qdq", qdq, "--adjusted-model", adjusted, "-o", table)
-    assert code == 0, said
+    code, output = run(*arguments, "--qdq", qdq, "--adjusted-model", adjusted, "-o", table)
+    assert code == 0, output
     x = rng.normal(size=INPUT).astype(np.float32)
     exact, changed, int8 = (
         ort.InferenceSession(str(name), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
@@ -281,8 +281,8 @@ def test_the_exported_model_has_the_adjusted_weights(
     assert np.linalg.norm(int8 - exact) < 0.3 * np.linalg.norm(exact)
     again, other = tmp_path / "again.onnx", tmp_path / "other.onnx"
     parts = ("--qdq", again, "--adjusted-model", other)
-    code, said = run("ranges", table, "--model", path, *parts)
-    assert code == 0, said
+    code, output = run("ranges", table, "--model", path, *parts)
+    assert code == 0, output
     assert again.read_bytes() == qdq.read_bytes()
     assert other.read_bytes() == adjusted.read_bytes()
 
@@ -292,13 +292,13 @@ def test_a_cache_without_its_model_leaves_weights_alone(
 ) -> None:
     path, cache = small_convnet(tmp_path / "m.onnx", rng), tmp_path / "m.cache"
     arguments = ("calibrate", path, "--data", folder, "--cache", cache)
-    code, said = run(*arguments, "--equalise", "on")
+    code, output = run(*arguments, "--equalise", "on")
     assert code == 2
-    assert "--equalise on changes weights, but a TensorRT cache holds ranges alone" in said
+    assert "--equalise on changes weights, but a TensorRT cache holds ranges alone" in output
     assert not cache.exists()
-    code, said = run(*arguments, "--method", "auto", "-o", tmp_path / "m.json")
-    assert code == 0, said
-    assert "were left out: the cache is for the model as it is" in " ".join(said.split())
+    code, output = run(*arguments, "--method", "auto", "-o", tmp_path / "m.json")
+    assert code == 0, output
+    assert "were left out: the cache is for the model as it is" in " ".join(output.split())
     assert read_table(tmp_path / "m.json").format == 1
 
 
@@ -306,11 +306,11 @@ def test_a_cache_from_a_table_with_adjustments_needs_their_model(
     tmp_path: Path, rng: np.random.Generator, folder: Path
 ) -> None:
     path, table = depthwise_net(tmp_path / "m.onnx", rng), tmp_path / "m.json"
-    code, said = run("calibrate", path, "--data", folder, "--equalise", "on", "-o", table)
-    assert code == 0, said
-    code, said = run("ranges", table, "--cache", tmp_path / "m.cache")
+    code, output = run("calibrate", path, "--data", folder, "--equalise", "on", "-o", table)
+    assert code == 0, output
+    code, output = run("ranges", table, "--cache", tmp_path / "m.cache")
     assert code == 1
-    assert "holds adjustments of weights" in " ".join(said.split())
+    assert "holds adjustments of weights" in " ".join(output.split())
     assert not (tmp_path / "m.cache").exists()
 
 

@@ -196,10 +196,10 @@ def test_zero_points_become_symmetric_ranges_only_where_int8_is_asked_for(
     }
     path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 4, 6, 6]}, weights)
     model = ModelBytes("net.tflite", path.read_bytes())
-    asked = build_engine(model, "laptop", tmp_path / "e", BuildOptions(precision="int8"))
+    engine = build_engine(model, "laptop", tmp_path / "e", BuildOptions(precision="int8"))
     growth = (127 - zero) / 127
     words = f"steps up to {growth:.2f} times as large"
-    assert any(words in note for note in asked.notes)
+    assert any(words in note for note in engine.notes)
     assert make_plan(PlanRequest((PlanMember("net", model),), "agx-orin-64gb"))
     by_default = build_engine(model, "laptop", tmp_path / "e")
     assert by_default.manifest.provenance.precision == "fp32"

@@ -394,8 +394,8 @@ def test_ctrl_c_ends_the_workers(model: Path, tmp_path: Path, rng: np.random.Gen
             time.sleep(0.1)
         assert len(found) >= 3
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert "Traceback" not in said
+        _, output = process.communicate(timeout=60)
+    assert "Traceback" not in output
     deadline = time.monotonic() + 20
     while alive(found) and time.monotonic() < deadline:
         time.sleep(0.1)

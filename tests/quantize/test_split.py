@@ -97,7 +97,5 @@ def test_each_part_is_judged_with_the_ranges_of_the_other(
         ranges = with_operands(graph, seen)
         noise = trial({name: ranges[name] for name in trial.tensors}, sample)["y"]
         expected = np.sum((noise.astype(np.float64) - exact(sample)["y"]) ** 2) / signal
-        asked = {name: result.amax[name] for name in trial.tensors}
-        assert result.noise.errors(asked, np.array([number]))[0] == pytest.approx(
-            expected, rel=0.05
-        )
+        amax = {name: result.amax[name] for name in trial.tensors}
+        assert result.noise.errors(amax, np.array([number]))[0] == pytest.approx(expected, rel=0.05)

@@ -89,8 +89,8 @@ def test_the_cache_is_looked_after_and_travels(folder: Path) -> None:
     assert "1 " in run(folder, script, TANDEM_REBUILD="")
     with registry(folder / "registry") as host:
         travels = travels.replace("registry.example.com", host)
-        said = run(folder, re.sub("$", " --plain-http", travels.strip(), flags=re.MULTILINE))
-    assert "sent 1 of 1 entries" in said
+        output = run(folder, re.sub("$", " --plain-http", travels.strip(), flags=re.MULTILINE))
+    assert "sent 1 of 1 entries" in output
 
 
 def test_shards_of_slurm_and_of_a_matrix_of_jobs_are_those_of_the_page(folder: Path) -> None:

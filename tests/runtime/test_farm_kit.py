@@ -183,8 +183,8 @@ def test_a_build_takes_the_times_of_a_farm(folder: Path, farm: FarmKit, tmp_path
     partly = Table(fewer, 0.05, {"m": "partly"}, {}, {}, {"m": "of 5 times 1 are left out"})
     assert {one.nodes for one in farm.measured(partly, "fp16", None).times} == set(layers[1:])
     assert "m was partly measured: of 5 times 1 are left out" in notes_of(farm, partly)
-    gone = MeasuredTime(nodes=("replaced by a rewrite",), processor="gpu", time_us=1.0)
-    measured = structs.replace(measured, times=(*measured.times, gone))
+    replaced = MeasuredTime(nodes=("replaced by a rewrite",), processor="gpu", time_us=1.0)
+    measured = structs.replace(measured, times=(*measured.times, replaced))
     notes = tuple(notes_of(farm, table))
     options = BuildOptions(
         precision="fp16", tactics=TacticOptions(timings=farm.timings(table)), node_times=measured,
@@ -220,6 +220,6 @@ def test_an_item_of_a_job_may_have_the_name_of_any_model(
         "kit": "a" * 64, "bytes": 10, "chunk_bytes": 4096, "index": "b" * 64, "chunk_format": 1,
         "steps": "networks", "items": f"{item}-fp16-gpu", "minutes": 1.0,
     }  # fmt: skip
-    asked = msgspec.convert(values, JobArguments)
-    assert asked.items.split(",") == [f"{item}-fp16-gpu"]
-    assert not asked.items.startswith("-")
+    arguments = msgspec.convert(values, JobArguments)
+    assert arguments.items.split(",") == [f"{item}-fp16-gpu"]
+    assert not arguments.items.startswith("-")

@@ -96,14 +96,14 @@ def test_every_size_in_the_range_gives_each_row_its_own_result(cut: Session) -> 
 
 def test_outputs_are_the_callers_to_keep(cut: Session) -> None:
     first = cut.infer({"x": picture(2, 1)})["y"]
-    kept = first.copy()
+    result = first.copy()
     second = cut.infer({"x": picture(2, 2)})["y"]
     assert not np.shares_memory(first, second)
     assert not np.shares_memory(first, cut._arena)
-    np.testing.assert_array_equal(first, kept)
+    np.testing.assert_array_equal(first, result)
     assert first.flags.writeable
     cut.close()
-    np.testing.assert_array_equal(first, kept)
+    np.testing.assert_array_equal(first, result)
 
 
 def test_what_passes_between_segments_lies_in_the_arena(cut: Session) -> None:
@@ -197,13 +197,13 @@ WRONG_FEEDS = [
 ]
 
 
-@pytest.mark.parametrize(("feeds", "said"), WRONG_FEEDS)
+@pytest.mark.parametrize(("feeds", "message"), WRONG_FEEDS)
 def test_feeds_that_do_not_fit_are_named(
-    cut: Session, feeds: dict[str, np.ndarray], said: str
+    cut: Session, feeds: dict[str, np.ndarray], message: str
 ) -> None:
     with pytest.raises(SessionError) as caught:
         cut.infer(feeds)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert cut.infer({"x": picture()})["y"].shape == (1, 10)  # nothing was spoilt
 
 
@@ -242,9 +242,9 @@ def test_tensors_of_unknown_size_pass_through(tmp_path: Path) -> None:
             actual = session.infer({"a": a, "b": b})["y"]
             np.testing.assert_array_equal(actual, np.nonzero(a * 0.5 + b))
             assert actual.dtype == np.float32
-        kept = session.infer({"a": a, "b": np.ones((2, 4), np.float32)})["y"]
+        result = session.infer({"a": a, "b": np.ones((2, 4), np.float32)})["y"]
         session.infer({"a": a * 0, "b": np.ones((2, 4), np.float32)})
-        np.testing.assert_array_equal(kept, np.nonzero(np.ones((2, 4))))
+        np.testing.assert_array_equal(result, np.nonzero(np.ones((2, 4))))
 
 
 def test_outputs_of_unknown_size_are_left_out_of_a_session_s_arrays(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_arrays_that_do_not_fit_are_refused(path: Path) -> None:
             "read-only": (name, read_only),
             "no output 'elsewhere'": ("elsewhere", right),
         }
-        for said, (key, array) in refused.items():
-            with pytest.raises(SessionError, match=said):
+        for message, (key, array) in refused.items():
+            with pytest.raises(SessionError, match=message):
                 session.infer(feeds, {key: array})
         assert np.array_equal(session.infer(feeds)[name], right)
 
@@ -95,12 +95,12 @@ def test_arrays_stay_valid_after_the_session(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"), [({"batch": 5}, "takes 1 to 4"), ({"depth": 1}, "no dynamic dimension")]
+    ("sizes", "message"), [({"batch": 5}, "takes 1 to 4"), ({"depth": 1}, "no dynamic dimension")]
 )
 def test_sizes_that_the_engine_does_not_take_have_no_arrays(
-    path: Path, sizes: dict[str, int], said: str
+    path: Path, sizes: dict[str, int], message: str
 ) -> None:
-    with open_session(path) as session, pytest.raises(SessionError, match=said):
+    with open_session(path) as session, pytest.raises(SessionError, match=message):
         session.arrays(sizes)
 
 
