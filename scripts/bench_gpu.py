@@ -10,7 +10,7 @@ times are of the GPU, between two events around the graph. Outputs are compared 
 FP32 before anything is timed. "Floor": see `gpu_networks.floors_us`; its ceilings are measured at
 the start. PyTorch: see `scripts/gpu_peers.py`. `--engines`: where engines are looked for, and
 kept. A run may be made in parts, each with some networks or subjects and a `--json` of its own;
-`scripts/gpu_table.py` merges them into the tables of docs/PERFORMANCE.md.
+`scripts/gpu_table.py` merges them into the tables of docs/performance.md.
 """
 
 import argparse

@@ -14,7 +14,7 @@ y is the plain model in onnxruntime, y' what a user runs: of Tandem the engine f
 nodes Conv, Gemm and MatMul whose two operands are INT8. `auto` of Tandem names the corrections that
 it kept. `--draw` other than 0 takes other pictures, by chance. onnxruntime runs with
 min-max, and with `--peer-entropy` by entropy too, which takes minutes for each network and finds
-the same ranges (docs/ACCURACY_ONNXRUNTIME.md); each in three forms:
+the same ranges (docs/accuracy_onnxruntime.md); each in three forms:
 
     symmetric    INT8 with zero point 0, weights per channel: the form that TensorRT takes
     asymmetric   UINT8 with any zero point, weights per channel: the most accurate it can do

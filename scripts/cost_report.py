@@ -1,7 +1,7 @@
 """Print how the cost model does: `python -m scripts.cost_report [--rows]`.
 
 Reads configs/predicted_figures.json, which `python -m scripts.fit_costs --write` writes; nothing is
-fitted again. `--rows` adds every row. docs/COSTS.md describes the model.
+fitted again. `--rows` adds every row. docs/costs.md describes the model.
 """
 
 import argparse

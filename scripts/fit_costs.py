@@ -6,7 +6,7 @@ and prints the errors of predictions, also with every device and every model lef
 configs/predicted_figures.json, from which `python -m scripts.cost_report` prints the report.
 Same rows, same constants: nothing is random.
 
-`--report FILE` adds the networks that a board's selftest ran on its DLA (docs/BOARD_KIT.md).
+`--report FILE` adds the networks that a board's selftest ran on its DLA (docs/board_kit.md).
 """
 
 import argparse
@@ -466,7 +466,7 @@ def constants_text(fit_run: Everything) -> str:
     }
     head = (
         "# Constants of the cost model. Written by scripts/fit_costs.py --write; do not edit.\n"
-        "# spread: the factor by which a value may be off, from the fit. See docs/COSTS.md.\n\n"
+        "# spread: the factor by which a value may be off, from the fit. See docs/costs.md.\n\n"
     )
     return head + tomli_w.dumps(constants)
 

@@ -1,4 +1,4 @@
-"""The tables of docs/PERFORMANCE.md from the JSON files of `scripts/bench_gpu.py`.
+"""The tables of docs/performance.md from the JSON files of `scripts/bench_gpu.py`.
 
     python -m scripts.gpu_table RUN.json [RUN.json ...]
 

@@ -3,7 +3,7 @@
 Makes a kit without GPU kernels (compiling them takes most of the time of a kit, and no GPU is here
 to run them), then runs the selftest with it as a board does, on the doubles of TensorRT and of the
 driver that the tests have. Plans take as long as public logs of Jetsons say: `--times BASE NODE
-MOST`, in seconds. Steps and what they left out are printed. docs/BOARD_KIT.md has the figures.
+MOST`, in seconds. Steps and what they left out are printed. docs/board_kit.md has the figures.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Make a board kit: `python -m scripts.make_board_kit --profile orin-nx-16gb --out kit`.
 
 The folder goes to the board: `bash kit/board_kit.sh --out report.tandem-report` there makes an
-environment and runs everything that only hardware can prove. docs/BOARD_KIT.md says what.
+environment and runs everything that only hardware can prove. docs/board_kit.md says what.
 """
 
 import argparse

@@ -10,7 +10,7 @@ Orin Nano. `int8` runs the commands of a user on models with trained weights: gu
 how a model is read, build it in FP32 and, calibrated by some pictures, in INT8, and run both as
 pipelines on others. INT8 is judged against FP32 by the events: boxes, classes, text. Pictures that
 calibrate and those that judge are of other photographs, or have other words. TensorFlow Lite needs
-the environment of docs/IMPORT.md.
+the environment of docs/import.md.
 """
 
 import argparse

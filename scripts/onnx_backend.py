@@ -4,7 +4,7 @@
     python -m scripts.onnx_backend --gpu [--only REGEX] [--jobs 16] [--within SECONDS]
 
 Every test runs in Triton's interpreter on the CPU, in a separate process: a crash or timeout is an
-error of that test alone. --write replaces docs/OPERATORS.md and
+error of that test alone. --write replaces docs/operators.md and
 tests/golden/onnx_backend_gpu.txt.
 
 With --gpu kernels are compiled and run on this machine's GPU, and the results are added to
@@ -30,7 +30,7 @@ from scripts.backend_suite import Case, Outcome, load_cases, run_case
 from scripts.operators_page import SEVERAL, general, render
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "OPERATORS.md"
+PAGE = ROOT / "docs" / "operators.md"
 PASSING = ROOT / "tests" / "golden" / "onnx_backend_gpu.txt"
 COMPILED = ROOT / "tests" / "golden" / "onnx_backend_h200.txt"
 QUICK_S = 90.0  # of CPU: what the tests that always run may take

@@ -1,4 +1,4 @@
-"""Render docs/OPERATORS.md from the outcomes of the ONNX backend suite."""
+"""Render docs/operators.md from the outcomes of the ONNX backend suite."""
 
 import re
 import textwrap

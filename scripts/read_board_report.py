@@ -1,6 +1,6 @@
 """What a board's report confirms and corrects: `python -m scripts.read_board_report REPORT`.
 
-docs/BOARD_KIT.md says how a report is made. `--patch` writes it as a change of this repository.
+docs/board_kit.md says how a report is made. `--patch` writes it as a change of this repository.
 """
 
 import argparse

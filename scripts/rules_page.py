@@ -1,4 +1,4 @@
-"""Render docs/RULES.md from the tables of rules.
+"""Render docs/rules.md from the tables of rules.
 
 python -m scripts.rules_page --write     replace the page
 python -m scripts.rules_page --check     exit 1 if it is not up to date
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from toolkit.engine.reasons import page
 
-PAGE = Path(__file__).parents[1] / "docs" / "RULES.md"
+PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
 
 
 def main() -> int:
     """Write the page or check it."""
-    parser = argparse.ArgumentParser(description="Render docs/RULES.md.")
+    parser = argparse.ArgumentParser(description="Render docs/rules.md.")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--write", action="store_true", help="replace the page")
     mode.add_argument("--check", action="store_true", help="exit 1 if it is not up to date")

@@ -74,7 +74,7 @@ def _on(processor: str) -> Callable[[Kit], tuple[str, ...]]:
 
 
 # What says most about a whole implementation in the least time comes first: a selftest that is
-# ended early has the answers to the large questions. docs/BOARD_KIT.md has the measured run.
+# ended early has the answers to the large questions. docs/board_kit.md has the measured run.
 STEPS: tuple[Step, ...] = (
     Step("machine", lambda kit: ("machine",), Machine,
          lambda kit, item, problem: Machine(problem=problem), item_s=60.0, share=0.02),

@@ -308,7 +308,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, sshd: Sshd) -> None:
         "/media/usb": f"{tmp_path}/usb",
         "192.168.1.10:1883": f"127.0.0.1:{broker.port}",
     }
-    text = (ROOT / "docs/FLASHING.md").read_text()
+    text = (ROOT / "docs/flashing.md").read_text()
     # What comes before is followed on a fresh board by tests/boards/test_walk_flashing.py.
     text = text.partition("## Ways")[2]
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
@@ -339,7 +339,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, sshd: Sshd) -> None:
 
 @pytest.mark.parametrize("words", [words for words, _ in ssh.CAUSES])
 def test_the_page_has_every_cause_of_ssh(words: str) -> None:
-    assert words in (ROOT / "docs/FLASHING.md").read_text()
+    assert words in (ROOT / "docs/flashing.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""docs/FLASHING.md has every message of `tandem flash` and `tandem board`, and no other."""
+"""docs/flashing.md has every message of `tandem flash` and `tandem board`, and no other."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/FLASHING.md", "docs/flash_serial.md", "docs/flash_cable.md")
+PAGES = ("docs/flashing.md", "docs/flash_serial.md", "docs/flash_cable.md")
 RAISED_IN = ("toolkit/fleet/transports", "toolkit/fleet/boards", "toolkit/cli/actions/board")
 SAID_IN = (*RAISED_IN, "toolkit/cli/actions", "device", "toolkit/fleet")
 OF_DEPLOY = "deploy.py"  # its refusals are those of `tandem deploy`

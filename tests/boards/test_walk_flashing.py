@@ -1,4 +1,4 @@
-"""docs/FLASHING.md word by word: a fresh board on loopback, from the box to detections on MQTT."""
+"""docs/flashing.md word by word: a fresh board on loopback, from the box to detections on MQTT."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from toolkit.cli.main import tandem
 from toolkit.fleet.boards import discovery
 from toolkit.fleet.boards.discovery import SearchOptions
 
-PAGE = (ROOT / "docs/FLASHING.md").read_text().partition("## Ways")[0]
+PAGE = (ROOT / "docs/flashing.md").read_text().partition("## Ways")[0]
 LINES = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)

@@ -326,7 +326,7 @@ def test_an_interrupted_search_leaves_a_valid_model_that_fails(net: Path, tmp_pa
 
 
 def test_a_part_of_a_model_of_others_is_planned_and_computes_the_same(tmp_path: Path) -> None:
-    """As docs/DEBUGGING.md walks: up to a tensor, then on its own."""
+    """As docs/debugging.md walks: up to a tensor, then on its own."""
     model = BY_NAME["mtcnn-onet"]
     source, out = foreign_model(model.name), tmp_path / "part.onnx"
     whole = onnx.load(source)

@@ -56,7 +56,7 @@ def test_boards_that_are_left_out_are_within_their_intervals_80_percent_of_the_t
     boards = inside_by_board(rows)
     assert len(boards) == 8
     # 42 of the 48 rows of AGX Xavier: left out, its networks are known from Ampere alone, where
-    # they are farther off (docs/COSTS.md).
+    # they are farther off (docs/costs.md).
     assert boards.pop("agx-xavier-32gb") <= 0.88
     assert min(boards.values()) >= 0.75
     assert max(boards.values()) <= 0.855

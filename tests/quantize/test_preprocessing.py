@@ -494,7 +494,7 @@ def test_the_commands_of_the_page_run(
     tmp_path: Path, rng: np.random.Generator, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (configs.ROOT.parent / "docs" / "PREPROCESSING.md").read_text()
+    page = (configs.ROOT.parent / "docs" / "preprocessing.md").read_text()
     commands = [line for line in page.splitlines() if line.startswith("tandem ")]
     assert commands
     for command in commands:

@@ -52,7 +52,7 @@ def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_python_page_run(tmp_path: Path) -> None:
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/PYTHON.md").read_text(), re.DOTALL)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
     assert len(examples) == 2
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     quick, count = re.subn(
@@ -68,7 +68,7 @@ def test_the_examples_of_the_python_page_run(tmp_path: Path) -> None:
 
 def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
     small_convnet(tmp_path / "model.onnx", np.random.default_rng())
-    text = (ROOT / "docs/DEBUGGING.md").read_text()
+    text = (ROOT / "docs/debugging.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     tandem = f'tandem() {{ "{sys.executable}" -m toolkit.cli "$@"; }}'
     done = subprocess.run(

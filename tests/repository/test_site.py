@@ -55,13 +55,13 @@ DOCS = ROOT / "docs"
 MOST_WORDS = 1500
 # Not read from end to end: references, and the log of experiments.
 LONG_PAGES = {
-    "FLASHING.md",  # most of it are its messages
+    "flashing.md",  # most of it are its messages
     "board.md",
     "commands/fleet.md",
     "decoder_keys.md",
-    "RULES.md",
-    "OPERATORS.md",
-    "PERFORMANCE_LOG.md",
+    "rules.md",
+    "operators.md",
+    "performance_log.md",
 }
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 TABLES = {
@@ -202,6 +202,10 @@ def test_the_site_builds_and_every_link_resolves(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "pipelines" / "index.html").exists()
 
 
+def test_file_names_of_pages_are_lower_case() -> None:
+    assert [page for page in PAGES if page != page.lower()] == ["ARCHITECTURE.md"]
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in LONG_PAGES])
 def test_a_page_is_not_longer_than_a_readers_patience(page: str) -> None:
     words = [word for word in re.split(r"[\s|]+", text_of(page)) if re.search(r"\w", word)]
@@ -281,7 +285,7 @@ def test_every_error_message_of_the_faq_is_in_the_code() -> None:
 
 def test_the_figures_of_the_page_on_costs_are_those_of_the_report() -> None:
     report = set(cost_report.summary(read_fit()).splitlines())
-    pages = text_of("COSTS.md") + text_of("COSTS_INTERVALS.md")
+    pages = text_of("costs.md") + text_of("costs_intervals.md")
     rows = [line for line in pages.splitlines() if line.startswith("| ")]
     assert len(rows) > 20
     assert set(rows) <= report
@@ -332,7 +336,7 @@ def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) 
         "decoders.md",
         "bundles.md",
         "deploy.md",
-        "COSTS.md",
+        "costs.md",
     )
     blocks = [
         block

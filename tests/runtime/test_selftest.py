@@ -1,6 +1,6 @@
 """The selftest of a board, before the strict double of TensorRT: what it proves and what it loses.
 
-What a GPU alone can prove is proven there, with a kit: docs/BOARD_KIT.md.
+What a GPU alone can prove is proven there, with a kit: docs/board_kit.md.
 """
 
 import getpass
@@ -430,7 +430,7 @@ def test_a_kit_for_a_jetpack_without_the_agent_is_refused(
 
 
 def test_the_page_of_the_kit_has_the_steps_in_their_order_with_their_ends() -> None:
-    page = (ROOT / "docs/BOARD_KIT.md").read_text()
+    page = (ROOT / "docs/board_kit.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| .* \| ([\d.]+) \|$", page, re.MULTILINE)
     ends = [f"{seconds / 60:.1f}" for seconds in deadlines_s(MINUTES)]
     assert rows == list(zip([step.name for step in STEPS], ends, strict=True))
@@ -444,7 +444,7 @@ def test_the_page_of_the_kit_lists_every_file_of_one(kit: Path, tmp_path: Path) 
     copy_script(copied, [tmp_path / "w.whl"])
     files = {path.name + "/" * path.is_dir() for path in (*kit.iterdir(), *copied.iterdir())}
     table = (
-        (ROOT / "docs/BOARD_KIT.md").read_text().partition("| in `kit/`")[2].partition("\n\n")[0]
+        (ROOT / "docs/board_kit.md").read_text().partition("| in `kit/`")[2].partition("\n\n")[0]
     )
     assert files == set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE))
 

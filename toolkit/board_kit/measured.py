@@ -22,7 +22,7 @@ def measured_in(path: Path, *, model_sha256: str, model: str, precision: Precisi
         known = sorted({row.network for row in rows})
         raise ConfigError(
             f"{path} has no times of {model} in {precision}; it has {', '.join(known) or 'none'}. "
-            "Make a kit with your model: docs/BOARD_KIT.md."
+            "Make a kit with your model: docs/board_kit.md."
         )
     return Measured(
         profile=report.profile,

@@ -244,7 +244,7 @@ def list_text() -> str:
 
 
 def page() -> str:
-    """Return docs/RULES.md."""
+    """Return docs/rules.md."""
     lines = [
         "# Reasons and rules",
         "",

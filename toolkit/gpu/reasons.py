@@ -24,7 +24,7 @@ _FOLD = "Make it constant in the model; build with --shape, which often does."
 GPU_REASONS: tuple[GpuReason, ...] = (
     GpuReason("gpu.no-kernel", r"has no kernel yet",
         "No kernel computes this operator, and its ONNX definition does not help.",
-        _PORTABLE + " A plugin adds a kernel (docs/PLUGINS.md)."),
+        _PORTABLE + " A plugin adds a kernel (docs/plugins.md)."),
     GpuReason("gpu.constant", r"kernels are compiled for constant parameters",
         "The parameter shapes the kernel, which is compiled ahead of time.", _FOLD),
     GpuReason("gpu.constant-axes", r"has axes that are not constant",
@@ -106,7 +106,7 @@ GPU_REASONS: tuple[GpuReason, ...] = (
         "The size of the result is known only when it is computed.", _PORTABLE),
     GpuReason("gpu.domain", r"is of the domain",
         "Kernels compute operators of ONNX itself, and those of plugins.",
-        _PORTABLE + " A plugin adds an operator (docs/PLUGINS.md)."),
+        _PORTABLE + " A plugin adds an operator (docs/plugins.md)."),
     GpuReason("gpu.element-type", r"of type .*; kernels read",
         "No kernel reads this type.", "Cast to one of the types that the reason names."),
     GpuReason("gpu.left-out-output", r"leaves out output|has a result without a name",

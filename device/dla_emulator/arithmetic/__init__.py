@@ -20,5 +20,5 @@ dataclasses that raise DlaError for what the hardware's cannot hold.
 
 The rules are those of the open NVDLA, the ancestor of Xavier's DLA (hardware sources:
 github.com/nvdla/hw, branches nvdlav1 and master; compiler: github.com/nvdla/sw). Silicon of Xavier
-and Orin may differ: see docs/EMULATOR.md.
+and Orin may differ: see docs/emulator.md.
 """

@@ -3,7 +3,7 @@
 It translates the portable implementation, a Q/DQ graph, into operations of the DLA
 (`device/dla_emulator`). Where onnxruntime rounds halves to even, has scales in floating point
 and averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds an
-average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
+average twice. It is asked for, never chosen: silicon may differ (docs/emulator.md).
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -40,7 +40,7 @@ class ReportOptions:
 class Plan:
     """Say which nodes of a MODEL run on the DLA, why the others do not, and what it takes.
 
-    All times and energies are predicted; docs/COSTS.md says how well.
+    All times and energies are predicted; docs/costs.md says how well.
 
     Example: tandem plan model.onnx --profile agx-orin-64gb --power-mode 30W --html plan.html
     """

@@ -52,7 +52,7 @@ def memory_option() -> Any:  # noqa: ANN401
 def plugins_option() -> Any:  # noqa: ANN401
     """Return the field `plugins`, of `toolkit.plugins.Plugin`, whose module loads onnx."""
     return option(
-        "Custom operators (docs/PLUGINS.md). The file is executed.",
+        "Custom operators (docs/plugins.md). The file is executed.",
         "--plugin", type=PATH, multiple=True, parse=_load_plugins, metavar="FILE.py",
     )  # fmt: skip
 

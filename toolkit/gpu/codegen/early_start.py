@@ -3,7 +3,7 @@
 PTX ISA, "griddepcontrol": `wait` blocks until the previous kernels have completed and their memory
 is visible; kernels begin with it. Their blocks may then be resident when the last block of the
 previous kernel ends. `launch_dependents`, which would start them sooner, is not used: they would
-crowd on the SMs that are free already (docs/PERFORMANCE_LOG.md).
+crowd on the SMs that are free already (docs/performance_log.md).
 
 Every block of every kernel that starts early waits, so when a kernel has completed, all before it
 have completed, too.
