@@ -18,6 +18,7 @@ import contextlib
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 
 RNG_SEED = pytest.StashKey[int]()
+FROZEN_MODULES = pytest.StashKey[int]()  # how many there were at the last gc.freeze()
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
@@ -55,14 +57,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep what collection makes out of every search for garbage: one would take half a second."""
     gc.disable()
     try:
         return (yield)
     finally:
+        session.config.stash[FROZEN_MODULES] = len(sys.modules)
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Keep modules that tests have imported since out of these searches, too."""
+    if len(sys.modules) - item.config.stash[FROZEN_MODULES] > 100:
+        item.config.stash[FROZEN_MODULES] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ Probes take a `Machine` and ask nothing else, so that tests can hand them a Jets
 """
 
 import ctypes
+import functools
 import importlib
 import importlib.util
 import json
@@ -70,7 +71,7 @@ def this_machine() -> Machine:
     """Describe the machine and the Python that this runs on."""
     from device.runtime.tensorrt.plans import default_folder  # numpy, which --help does not need
 
-    distributions = metadata.packages_distributions()
+    distributions = _distributions()
 
     def module(name: str) -> Module | None:
         spec = importlib.util.find_spec(name)
@@ -90,6 +91,12 @@ def this_machine() -> Machine:
         broker=mqtt_refusal,
         plans=default_folder(),
     )
+
+
+@functools.cache
+def _distributions() -> Mapping[str, Sequence[str]]:
+    """Return which distributions have each name that can be imported; reading them takes 0.3 s."""
+    return metadata.packages_distributions()
 
 
 def _command(words: Sequence[str]) -> str | None:
