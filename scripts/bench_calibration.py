@@ -244,8 +244,8 @@ def tandem(model: Path, method: str, count: int) -> float:
     """Our calibration, import and passes included."""
     import onnxruntime  # noqa: F401  (imported before the clock starts)
 
-    from calibration import amax_by_method
     from calibration.dataset import InputSpec, iterable_dataset
+    from calibration.threshold import amax_by_method
     from toolkit.graph.passes import run_passes
     from toolkit.importers.onnx import import_model
     from toolkit.quantize.quantize import calibrated_tensors

@@ -51,7 +51,6 @@ from toolkit.fleet.server.operations import make_plan, order
 from toolkit.fleet.server.views import (
     device_page,
     device_views,
-    fleet_view,
     read_outages,
     rollout_views,
 )
@@ -253,7 +252,7 @@ def questions(database: Database, visitor: Visitor, count: int) -> dict[str, Cal
         "command: logs": lambda: list(history_of(database, middle)),
         "command: rollout status": lambda: drawn(rollouts_table(rollout_views(database))),
         "command: rollout status 3": lambda: rollout_views(database, [3]),
-        "command: status": lambda: [fleet_view(database), read_outages(database)],
+        "command: status": lambda: read_outages(database),
         PLAN: lambda: make_plan(
             database, v.RolloutSpec(key="plan", release=release_of(9), groups=("5%", "rest"))
         ),

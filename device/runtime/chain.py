@@ -9,10 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from device.engine.manifest import DimRange, Segment
 from device.errors import SessionError
@@ -28,9 +26,7 @@ from device.runtime.chain_steps import (
 )
 from device.runtime.cuda.context import Bytes, Context, CudaGraph, Stream
 from device.runtime.cuda.driver import CudaError
-from device.runtime.executors.protocol import DeviceSegment, Shapes
-
-Array = npt.NDArray[Any]
+from device.runtime.executors.protocol import Array, Arrays, DeviceSegment, Shapes, Sizes, Targets
 
 _MAX_BOUND = 16  # sets of sizes whose graphs are cached; the least recently used goes first
 
@@ -93,12 +89,7 @@ class SegmentChain:
             self._context.close()
             raise SessionError(f"{where} cannot be loaded: {error}") from error
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, outputs: Targets, sizes: Sizes) -> dict[str, Array]:
         """Run on the host's arrays, as `Executor.run` does; `outputs` are those of the chain.
 
         An output for None is a new array. One that is not asked for is returned in page-locked
@@ -134,7 +125,7 @@ class SegmentChain:
         self,
         inputs: Mapping[str, int],
         outputs: Mapping[str, int],
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         stream: int | None = None,
     ) -> None:
         """Enqueue an inference on tensors at addresses on the GPU, and do not wait for it.
@@ -160,7 +151,7 @@ class SegmentChain:
         except CudaError as error:
             raise SessionError(f"{self._where} failed: {error}") from error
 
-    def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
+    def arrays(self, sizes: Sizes) -> Mapping[str, Array]:
         """Return page-locked arrays of inputs and outputs; see `Executor.arrays`."""
         try:
             bound = self._bind((), (), sizes)
@@ -189,9 +180,7 @@ class SegmentChain:
             else:
                 part(stream, caller)
 
-    def _bind(
-        self, inputs: Collection[str], outputs: Collection[str], sizes: Mapping[str, int]
-    ) -> _Bound:
+    def _bind(self, inputs: Collection[str], outputs: Collection[str], sizes: Sizes) -> _Bound:
         """Return the graphs for these sizes, captured now unless they are cached.
 
         `inputs`, `outputs`: those that are in the caller's memory.
@@ -227,7 +216,7 @@ class SegmentChain:
         return self._bound[key]
 
     def _part(
-        self, run: tuple[Step, ...], shapes: Shapes, sizes: Mapping[str, int]
+        self, run: tuple[Step, ...], shapes: Shapes, sizes: Sizes
     ) -> CudaGraph | Callable[[Stream, Mapping[str, int]], None]:
         captured = {member.name: member.captured for member in self._members}
         first = run[0]
@@ -244,7 +233,7 @@ class SegmentChain:
         self,
         step: Step,
         size: int,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         stream: Stream,
         caller: Mapping[str, int],
     ) -> None:

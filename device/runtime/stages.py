@@ -2,16 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
 
 from device.engine.file import Engine
 from device.engine.manifest import Segment
 from device.runtime.chain import SegmentChain
-from device.runtime.executors.protocol import DeviceSegment, Executor
-
-Array = npt.NDArray[Any]
+from device.runtime.executors.protocol import Array, Arrays, DeviceSegment, Executor, Sizes, Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +23,11 @@ class Stage:
         """The chain, None for a single segment."""
         return self.runner if isinstance(self.runner, SegmentChain) else None
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, outputs: Targets, sizes: Sizes) -> dict[str, Array]:
         """Run; see `Executor.run`."""
         return self.runner.run(inputs, outputs, sizes)
 
-    def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
+    def arrays(self, sizes: Sizes) -> Mapping[str, Array]:
         """Return arrays that `run` takes without a copy; see `Executor.arrays`."""
         return self.runner.arrays(sizes)
 

@@ -41,6 +41,9 @@ Word = Literal[
 ]  # fmt: skip
 ON_TRIAL: tuple[v.Stage, ...] = ("trial", "unstarted", "resuming")
 RESTING = tuple(stage for stage in get_args(v.Stage) if stage not in ON_TRIAL)
+REJECTING: tuple[v.Stage, ...] = (
+    "unread", "verifying", "window", "preparing", "golden", "shadow_attempt", "shadow",
+)  # fmt: skip
 # What `decide` says of the desired release leads to one stage from each that has no trial; clear:
 # there is none.
 DECISIONS: Mapping[Word, v.Stage] = {
@@ -56,18 +59,7 @@ STEPS: Mapping[tuple[v.Stage, Word], v.Stage] = {
     **{(stage, "roll_back"): "failed" for stage in ON_TRIAL},
     **{(stage, "again"): "checking" for stage in ("unread", "window", "postponed")},
     **{(stage, "passed"): "window" for stage in ("window", "preparing", "golden", "shadow")},
-    **{
-        (stage, "rejected"): "failed"
-        for stage in (
-            "unread",
-            "verifying",
-            "window",
-            "preparing",
-            "golden",
-            "shadow_attempt",
-            "shadow",
-        )
-    },
+    **{(stage, "rejected"): "failed" for stage in REJECTING},
     **{(stage, "accept"): stage for stage in ON_TRIAL},
     ("idle", "resume"): "resuming",
     ("downloading", "complete"): "unpacking",

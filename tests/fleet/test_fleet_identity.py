@@ -208,7 +208,7 @@ def test_who_takes_another_device_s_client_id_gets_nothing_of_that_device(
 
 def test_the_access_list_names_every_topic_that_an_agent_and_its_pipeline_use() -> None:
     source = Path(topics.__file__).read_text()
-    suffixes = re.findall(r'\{self\.(?:root|prefix)\}/([a-z_/]+)"', source)
+    suffixes = re.findall(r'FixedTopic\("([a-z_/]+)"', source)
     assert {"reported", "tele/beat"} <= set(suffixes)
     for suffix in suffixes:
         assert any(paho.topic_matches_sub(named, suffix) for _, named in DEVICE_RIGHTS), suffix

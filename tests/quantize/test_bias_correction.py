@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from array_error import sqnr_db
 from depthwise_fixtures import INPUT, depthwise_net
 from model_fixtures import prepared, save, small_convnet
 from onnx import helper
 from onnx_ir.passes import common as ir_passes
 
-from calibration.compare import sqnr_db
 from toolkit.errors import BuildError
 from toolkit.quantize.corrections.bias import Run, channel_means, correct_biases, find_bias_layers
 from toolkit.quantize.corrections.effect import Effect, worst_of

@@ -7,10 +7,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from calibration import METHODS, CalibrationError, InputSpec, calibrate, memory_dataset
-from calibration import open_dataset as open_files
-from calibration.calibrate import observe_tensors
-from calibration.threshold import DEAD_AMAX
+from calibration.calibrate import calibrate, observe_tensors
+from calibration.dataset import InputSpec, memory_dataset
+from calibration.dataset import open_dataset as open_files
+from calibration.errors import CalibrationError
+from calibration.threshold import DEAD_AMAX, METHODS
 
 MODEL = "c" * 64
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from array_error import sqnr_db
 from click.testing import CliRunner
 from depthwise_fixtures import INPUT, depthwise_net
 from model_fixtures import prepared, small_convnet
@@ -17,7 +18,6 @@ from msgspec.structs import replace as replaced
 
 import configs
 from calibration.calibrate import observe_tensors
-from calibration.compare import sqnr_db
 from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.table import read_table

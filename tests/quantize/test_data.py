@@ -7,9 +7,10 @@ import pytest
 from model_fixtures import small_convnet
 from video_fixtures import SIZE, gray_frame, ramp, ramp_index, write_video
 
-from calibration import METHODS, CalibrationError, InputSpec, calibrate, observe_tensors
-from calibration.calibrate import Checkpoint
-from calibration.dataset import Skipped, iterable_dataset
+from calibration.calibrate import Checkpoint, calibrate, observe_tensors
+from calibration.dataset import InputSpec, Skipped, iterable_dataset
+from calibration.errors import CalibrationError
+from calibration.threshold import METHODS
 from device.errors import SourceError
 from pipelines.config import PreprocessConfig
 from pipelines.stages.preprocess import preprocess

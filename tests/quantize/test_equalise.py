@@ -7,13 +7,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from array_error import sqnr_db
 from depthwise_fixtures import INPUT, depthwise_net
 from model_fixtures import prepared, save
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common as ir_passes
 
-from calibration.compare import sqnr_db
 from toolkit.quantize.corrections.channel_links import find_links
 from toolkit.quantize.corrections.equalise import Balance, channel_ranges, equalise, link_tensors
 from toolkit.quantize.quantize import calibrated_tensors, quantize

@@ -12,7 +12,8 @@ from model_fixtures import small_convnet
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from calibration import memory_dataset, observe_tensors
+from calibration.calibrate import observe_tensors
+from calibration.dataset import memory_dataset
 from calibration.observer import FINE_BINS, MAX_PER_COUNT, numpy_counts, observe
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes

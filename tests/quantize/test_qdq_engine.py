@@ -12,12 +12,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from array_error import sqnr_db
 from model_fixtures import prepared, save, small_convnet
 from onnx import helper
 from qdq_fixtures import by_onnxruntime, int8_operands, run_onnx, steps_apart
 
 import configs
-from calibration.compare import sqnr_db
 from calibration.table import CalibrationTable
 from device.runtime.exact_products import exact_session
 from device.runtime.session import open_session

@@ -14,15 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration import (
-    METHODS,
-    CalibrationError,
-    amax_by_method,
-    calibrate,
-    memory_dataset,
-    observe_tensors,
-)
-from calibration.calibrate import Checkpoint
+from calibration.calibrate import Checkpoint, calibrate, observe_tensors
+from calibration.dataset import memory_dataset
+from calibration.errors import CalibrationError
 from calibration.observer import ALL_BINS, Histogram
 from calibration.state import (
     MAGIC,
@@ -32,6 +26,7 @@ from calibration.state import (
     read_state,
     write_state,
 )
+from calibration.threshold import METHODS, amax_by_method
 
 MODEL = "c" * 64
 TENSORS = ["x", "hidden", "dead", "nothing"]
@@ -240,7 +235,8 @@ VICTIM = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from calibration import calibrate, memory_dataset
+from calibration.calibrate import calibrate
+from calibration.dataset import memory_dataset
 
 rng = np.random.default_rng(12)
 data = [{"x": rng.normal(size=(1, 30_000)).astype(np.float32) * (1 + i)} for i in range(200)]

@@ -56,22 +56,15 @@ def _refused_forms(manifest: Manifest) -> Iterable[str]:
     """Yield a note for each segment that no TensorRT of an era takes."""
     for segment in manifest.segments:
         for implementation in segment.implementations:
-            if isinstance(implementation, TensorRT) and (
-                implementation.ranged_problem or implementation.typed_problem
-            ):
-                where = "any board" if implementation.ranged_problem else "JetPack from 7.2.2 on"
-                yield (
-                    f"segment {segment.name} does not run on the DLA on {where}: "
-                    f"{implementation.ranged_problem or implementation.typed_problem}"
-                )
-            if isinstance(implementation, TensorRTGpu) and (
-                implementation.ranged_problem or implementation.typed_problem
-            ):
-                releases = "before 10.8" if implementation.ranged_problem else "from 10.8 on"
-                yield (
-                    f"segment {segment.name} does not run through TensorRT {releases}: "
-                    f"{implementation.ranged_problem or implementation.typed_problem}"
-                )
+            if not isinstance(implementation, TensorRT | TensorRTGpu):
+                continue
+            ranged = implementation.ranged_problem
+            if isinstance(implementation, TensorRT):
+                how = f"on the DLA on {'any board' if ranged else 'JetPack from 7.2.2 on'}"
+            else:
+                how = f"through TensorRT {'before 10.8' if ranged else 'from 10.8 on'}"
+            if problem := ranged or implementation.typed_problem:
+                yield f"segment {segment.name} does not run {how}: {problem}"
 
 
 def gpu_notes(

@@ -5,7 +5,7 @@ are entries of the engine file, once each, and the ONNX refers to them as extern
 constants stay inside the ONNX bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from toolkit.errors import BuildError
 from toolkit.graph.dtypes import IO_DTYPES
+from toolkit.graph.node_view import subgraphs
 
 # Below this a constant is cheaper inside the ONNX bytes than as an entry of its own.
 MIN_ENTRY_BYTES = 1024
@@ -79,7 +80,7 @@ def _homes(
 
 def values_read(node: ir.Node) -> list[ir.Value]:
     """Return the values that a node reads, including those that its subgraphs capture."""
-    inner = _subgraphs(node)
+    inner = list(_nested(node))
     inner_values = {value for graph in inner for value in graph.inputs}
     inner_values |= {value for graph in inner for value in graph.initializers.values()}
     inner_values |= {value for graph in inner for member in graph for value in member.outputs}
@@ -145,22 +146,12 @@ def _extract(
     )
 
 
-def _subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """Return all graphs in a node's attributes, nested ones included."""
-    subgraphs: list[ir.Graph] = []
-    for attr in node.attributes.values():
-        graphs = (
-            [attr.as_graph()]
-            if attr.type == ir.AttributeType.GRAPH
-            else list(attr.as_graphs())
-            if attr.type == ir.AttributeType.GRAPHS
-            else []
-        )
-        for graph in graphs:
-            subgraphs.append(graph)
-            for inner in graph:
-                subgraphs += _subgraphs(inner)
-    return subgraphs
+def _nested(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield all graphs in a node's attributes, nested ones included."""
+    for graph in subgraphs(node):
+        yield graph
+        for inner in graph:
+            yield from _nested(inner)
 
 
 def _check_boundary(segment: str, value: ir.Value) -> None:

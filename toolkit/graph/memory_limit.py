@@ -1,13 +1,13 @@
 """Refuses graphs that take too much memory: sizes are judged before they are made."""
 
 import math
-from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from device.profile import Profile
 from toolkit.errors import ImportModelError
 from toolkit.graph.max_memory import max_memory_bytes, size_text
+from toolkit.graph.node_view import subgraphs
 
 
 def value_bytes(value: ir.Value) -> int | None:
@@ -39,7 +39,7 @@ def _check_graph(graph: ir.Graph, outer_bytes: int, limit: int) -> None:
         total += sum(results.values())
         if total > limit:
             raise _too_large(node, sum(results.values()), total, limit)
-        for inner in _inner_graphs(node):
+        for inner in subgraphs(node):
             _check_graph(inner, total, limit)
         for value in (*node.inputs, *node.outputs):
             if value in alive and last_read.get(value, at) <= at:
@@ -62,14 +62,6 @@ def check_device_memory(graph: ir.Graph, profile: Profile) -> None:
                 f"more than {size_text(needed)}, but {profile.name} has {size_text(limit)}: give "
                 "smaller sizes with --shape, or take another profile"
             )
-
-
-def _inner_graphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
 
 
 def _elements(value: ir.Value) -> int:

@@ -116,7 +116,7 @@ def view(
     attributes = _attributes(node, opset if opset is not None else node.version)
     data, weight = _shape(inputs, 0), _shape(inputs, 1)
     window = resolve_window(node.op_type, dict(attributes), data, weight)
-    bodies = [_size(graph, opset, overrides) for graph in _subgraphs(node)]
+    bodies = [_size(graph, opset, overrides) for graph in subgraphs(node)]
     macs = (
         max(macs for macs, _ in bodies)
         if bodies
@@ -310,7 +310,8 @@ def _known_product(dims: Shape) -> int | None:
     return math.prod(d for d in dims if isinstance(d, int)) if _all_int(dims) else None
 
 
-def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield the graphs in a node's attributes."""
     for attr in node.attributes.values():
         if attr.type == ir.AttributeType.GRAPH:
             yield attr.as_graph()
@@ -320,7 +321,7 @@ def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 def _reads(node: ir.Node) -> tuple[str, ...]:
     names = [v.name for v in node.inputs if v is not None and v.name and _constant(v) is None]
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         inner = {value.name for value in graph.inputs} | set(graph.initializers)
         inner |= {value.name for child in graph for value in child.outputs}
         outer = [name for child in graph for name in _reads(child)]

@@ -9,10 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
@@ -25,15 +23,17 @@ from device.runtime.cuda.tactics import fastest
 from device.runtime.cuda.timing import repeated_us
 from device.runtime.executors.cuda_profiler import CudaProfiler
 from device.runtime.executors.protocol import (
+    Array,
+    Arrays,
     DeviceSegment,
     Executor,
     Profiler,
     SegmentContext,
     Shapes,
+    Sizes,
+    Targets,
 )
 from device.runtime.timing_cache import add_timings, read_timings
-
-Array = npt.NDArray[Any]
 
 TAG = "cuda"  # of the implementation in the manifest
 _MAX_GRAPHS = 16  # sets of sizes whose graphs are cached; the least recently used goes first
@@ -95,13 +95,13 @@ class _OnDevice(DeviceSegment):
         """Return an address in the workspace."""
         return self._gpu.address(tensor)
 
-    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+    def shapes(self, sizes: Sizes) -> Shapes:
         """Choose tactics and load kernels; see `DeviceSegment.shapes`."""
         run = self._ready(sizes)
         arrays = {**run.inputs, **run.outputs}
         return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
-    def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
+    def enqueue(self, sizes: Sizes, stream: Stream) -> None:
         """Enqueue every operation."""
         self._gpu.launch_all(self._ready(sizes), stream)
 
@@ -161,12 +161,7 @@ class CudaExecutor(Executor):
         """Times at the sizes used last."""
         return CudaProfiler(self._gpu, self._latest)
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, outputs: Targets, sizes: Sizes) -> dict[str, Array]:
         """Launch the graph of these sizes and wait for it; see `Executor.run`."""
         self._check_open()
         try:
@@ -213,7 +208,7 @@ class CudaExecutor(Executor):
         except CudaError as error:
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error
 
-    def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
+    def arrays(self, sizes: Sizes) -> Mapping[str, Array]:
         """Return page-locked arrays of the inputs and outputs; see `Executor.arrays`.
 
         Raises SessionError if the driver fails.
@@ -241,12 +236,12 @@ class CudaExecutor(Executor):
         if self._closed:
             raise SessionError(f"{self._where} is closed; open a new session")
 
-    def _ready(self, sizes: Mapping[str, int]) -> SegmentRun:
+    def _ready(self, sizes: Sizes) -> SegmentRun:
         """Return the run at these sizes, with its tactics chosen and its kernels loaded."""
         self._check_open()
         return self._capture(sizes).run
 
-    def _capture(self, sizes: Mapping[str, int]) -> _Captured:
+    def _capture(self, sizes: Sizes) -> _Captured:
         """Return the run and the graph of these sizes, captured now unless they are cached."""
         point = tuple(sizes[dim.name] for dim in self._dims)
         captured = self._captured.get(point)

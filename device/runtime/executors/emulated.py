@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from device.dla_emulator import segment_graph
 from device.dla_emulator.builder import Operation
@@ -24,9 +22,15 @@ from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment
 from device.errors import SessionError
 from device.install_advice import pip_install
-from device.runtime.executors.protocol import Executor, SegmentContext
+from device.runtime.executors.protocol import (
+    Array,
+    Arrays,
+    Executor,
+    SegmentContext,
+    Sizes,
+    Targets,
+)
 
-Array = NDArray[Any]
 _BUFFER_NUMBERS = 1024
 
 
@@ -117,12 +121,7 @@ class EmulatedExecutor(Executor):
             + (f", {count} nodes in floating point" if count else "")
         )
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, outputs: Targets, sizes: Sizes) -> dict[str, Array]:
         """Run every layer; see `Executor.run`. Sizes are read from the shapes."""
         values = dict(inputs)
         with self._limits():

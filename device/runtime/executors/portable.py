@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-import numpy.typing as npt
-
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment, TensorInfo
 from device.errors import SessionError, shortened
 from device.install_advice import pip_install
 from device.runtime.exact_products import exact_session
-from device.runtime.executors.protocol import Executor, SegmentContext
-
-Array = npt.NDArray[Any]
+from device.runtime.executors.protocol import (
+    Array,
+    Arrays,
+    Executor,
+    SegmentContext,
+    Sizes,
+    Targets,
+)
 
 # onnxruntime's name of a tensor type, and ours.
 _TYPES: dict[str, str] = {
@@ -108,12 +111,7 @@ class PortableExecutor(Executor):
         """The version of onnxruntime."""
         return f"onnxruntime {self._runtime.__version__}, CPU"
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, outputs: Targets, sizes: Sizes) -> dict[str, Array]:
         """Run the segment; see `Executor.run`. onnxruntime reads the sizes from the shapes."""
         wrap = self._runtime.OrtValue.ortvalue_from_numpy  # looks at the array, no copy
         try:

@@ -16,6 +16,9 @@ from device.runtime.chain_steps import Format
 from device.runtime.cuda.context import Stream
 
 Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+Targets = Mapping[str, "Array | None"]  # of outputs; None: a new array
+Sizes = Mapping[str, int]  # of the engine's dynamic dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +99,11 @@ class DeviceSegment(Protocol):
             f"tensor {tensor!r} of a GPU segment is in C order; there is nothing to convert"
         )
 
-    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+    def shapes(self, sizes: Sizes) -> Shapes:
         """Get ready for these sizes, and return the shapes of inputs and outputs."""
         ...
 
-    def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
+    def enqueue(self, sizes: Sizes, stream: Stream) -> None:
         """Enqueue the segment's work. Raises SessionError: it is not taken."""
         ...
 
@@ -137,7 +140,7 @@ class Executor(Protocol):
         """The segment on tensors in GPU memory; None where it runs on the host's alone."""
         return None
 
-    def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
+    def arrays(self, sizes: Sizes) -> Mapping[str, Array]:
         """Return arrays of inputs and outputs that `run` reads and writes without a copy.
 
         `sizes` are those of the engine's dynamic dimensions. Each call returns the same memory,
@@ -145,12 +148,7 @@ class Executor(Protocol):
         """
         return {}
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, outputs: Targets, sizes: Sizes) -> dict[str, Array]:
         """Run on C-contiguous arrays and return the outputs by name.
 
         Each output is written into its array, or a new one for None. `sizes` are those of the

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from device.board_files import tensorrt_version
 from device.engine.manifest import Dim
@@ -21,18 +20,20 @@ from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.cuda.ports import PortKernels
 from device.runtime.executors.plan import PlanExecutor, plan_of
 from device.runtime.executors.protocol import (
+    Array,
+    Arrays,
     DeviceSegment,
     Executor,
     LoadRefusedError,
     SegmentContext,
     Shapes,
+    Sizes,
+    Targets,
 )
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import core_count
 from device.runtime.tensorrt.plans import why_unusable
 from device.runtime.tensorrt.releases import find_release
-
-Array = npt.NDArray[Any]
 
 TAG = "tensorrt"  # of the implementation in the manifest
 
@@ -116,12 +117,7 @@ class TensorRTExecutor(PlanExecutor):
         """The plan on tensors in GPU memory, None without kernels for its formats."""
         return _OnDevice(self) if self._kernels else None
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, outputs: Targets, sizes: Sizes) -> dict[str, Array]:
         """Enqueue copies and the DLA's task, and wait; see `Executor.run`."""
         self._check_open()
         results: dict[str, Array] = {}
@@ -228,11 +224,11 @@ class _OnDevice(DeviceSegment):
         """Enqueue the kernels of a port."""
         self._executor.convert(tensor, source, target, stream)
 
-    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+    def shapes(self, sizes: Sizes) -> Shapes:
         """Return the shapes, which are fixed on a DLA."""
         return {name: self._executor.shape(name) for name in self._executor.tensors}
 
-    def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
+    def enqueue(self, sizes: Sizes, stream: Stream) -> None:
         """Enqueue the DLA's task."""
         self._executor.enqueue(stream, self._used)
 

@@ -7,7 +7,6 @@ imported when a segment is loaded.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,8 @@ from device.runtime.cuda.context import CudaGraph, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.executors.plan import PlanExecutor, plan_of
 from device.runtime.executors.protocol import (
+    Array,
+    Arrays,
     DeviceSegment,
     Executor,
     LayerTime,
@@ -29,6 +30,8 @@ from device.runtime.executors.protocol import (
     Profiler,
     SegmentContext,
     Shapes,
+    Sizes,
+    Targets,
 )
 from device.runtime.tensorrt.plans import (
     Comparison,
@@ -36,8 +39,6 @@ from device.runtime.tensorrt.plans import (
     why_unusable,
 )
 from device.runtime.tensorrt.releases import find_gpu_release
-
-Array = npt.NDArray[Any]
 
 TAG = "tensorrt_gpu"  # of the implementation in the manifest
 
@@ -140,12 +141,7 @@ class TensorRTGpuExecutor(PlanExecutor):
         """Times at the sizes used last."""
         return _Profiler(self)
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, outputs: Targets, sizes: Sizes) -> dict[str, Array]:
         """Enqueue copies in, the plan and copies out, and wait; see `Executor.run`."""
         self._check_open()
         arrays = self.arrays(sizes)
@@ -170,14 +166,14 @@ class TensorRTGpuExecutor(PlanExecutor):
             results[name] = target
         return results
 
-    def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
+    def arrays(self, sizes: Sizes) -> Mapping[str, Array]:
         """Return page-locked arrays of the inputs and outputs; see `Executor.arrays`."""
         return {
             name: np.ndarray(shape, dtype, self._host[name])
             for name, (shape, dtype) in self.shapes(sizes).items()
         }
 
-    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+    def shapes(self, sizes: Sizes) -> Shapes:
         """Return shapes and types of inputs and outputs."""
         return {
             name: (
@@ -191,7 +187,7 @@ class TensorRTGpuExecutor(PlanExecutor):
         """Return the address of an input or output."""
         return self._address[tensor]
 
-    def enqueue(self, stream: Stream, sizes: Mapping[str, int] | None = None) -> None:
+    def enqueue(self, stream: Stream, sizes: Sizes | None = None) -> None:
         """Enqueue the plan, at the sizes used last unless there are others.
 
         Raises SessionError: TensorRT does not take it.
@@ -201,12 +197,12 @@ class TensorRTGpuExecutor(PlanExecutor):
         self._plan.set_shapes({name: shapes[name][0] for name in self._dynamic})
         self._plan.enqueue(self._address, stream)
 
-    def copy_in(self, sizes: Mapping[str, int] | None = None) -> None:
+    def copy_in(self, sizes: Sizes | None = None) -> None:
         """Enqueue the copies of the page-locked inputs to the GPU."""
         for name in self._inputs:
             self._stream.upload(self._address[name], self._bytes(name, sizes))
 
-    def copy_out(self, sizes: Mapping[str, int] | None = None) -> None:
+    def copy_out(self, sizes: Sizes | None = None) -> None:
         """Enqueue the copies of the outputs to page-locked memory."""
         for name in self._outputs:
             self._stream.download(self._bytes(name, sizes), self._address[name])
@@ -222,7 +218,7 @@ class TensorRTGpuExecutor(PlanExecutor):
         """The nodes of the segment."""
         return self._nodes
 
-    def _compute(self, sizes: Mapping[str, int] | None = None) -> None:
+    def _compute(self, sizes: Sizes | None = None) -> None:
         """Run the plan by itself on the segment's own stream, as a graph if it is one."""
         if self._graph is None:
             self.enqueue(self._stream, sizes)
@@ -253,7 +249,7 @@ class TensorRTGpuExecutor(PlanExecutor):
         except SessionError as error:
             return None, f"TensorRT cannot be captured ({error})"
 
-    def _bytes(self, name: str, sizes: Mapping[str, int] | None) -> npt.NDArray[np.uint8]:
+    def _bytes(self, name: str, sizes: Sizes | None) -> npt.NDArray[np.uint8]:
         shape, dtype = self.shapes(self._sizes if sizes is None else sizes)[name]
         return self._host[name][: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
 
@@ -270,11 +266,11 @@ class _OnDevice(DeviceSegment):
         """Return an address of the segment's own memory."""
         return self._executor.address(tensor)
 
-    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+    def shapes(self, sizes: Sizes) -> Shapes:
         """Return the shapes at these sizes."""
         return self._executor.shapes(sizes)
 
-    def enqueue(self, sizes: Mapping[str, int], stream: Stream) -> None:
+    def enqueue(self, sizes: Sizes, stream: Stream) -> None:
         """Enqueue the plan."""
         self._executor.enqueue(stream, sizes)
 

@@ -7,12 +7,12 @@ cut, and Nagle's algorithm would cost a factor of 35 in downloads.
 
 import os
 import pwd
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from device.files import make_folder, replacing
+from device.files import make_folder, replace_file
 from device.protocol.topics import PREFIX, PROVISION
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER
@@ -164,11 +164,24 @@ def write_mosquitto(files: BrokerFiles, roster: Roster = NOBODY, into: Path | No
         "acl": acl_text(roster.revoked).encode(),
         "dynamic-security.json": plugin_state(roster.revoked),
     }
+    write_contents(into, contents)
+
+
+def write_contents(
+    into: Path,
+    contents: Mapping[str, bytes],
+    folders: Sequence[str] = ("data",),
+    links: Sequence[tuple[Path, str]] = (),
+) -> None:
+    """Make folders of a broker, its files by name, and links that lack. Raises FleetError."""
     try:
-        make_folder(into / "data")
+        for name in folders:
+            make_folder(into / name)
         for name, content in contents.items():
-            with replacing(into / name) as file:
-                file.write(content)
+            replace_file(into / name, content)
+        for link, target in links:
+            if not link.is_symlink():
+                link.symlink_to(target)
     except OSError as error:
         raise FleetError(
             f"cannot write the files of the broker in {into}: {error.strerror}"

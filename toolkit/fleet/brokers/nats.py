@@ -10,11 +10,16 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from device.files import make_folder, replacing
 from device.protocol.topics import PREFIX, PROVISION
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER
-from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, MAX_MESSAGE_BYTES, BrokerFiles, Roster
+from toolkit.fleet.brokers.mosquitto import (
+    DEVICE_RIGHTS,
+    MAX_MESSAGE_BYTES,
+    BrokerFiles,
+    Roster,
+    write_contents,
+)
 
 CONF = """\
 # Made by `tandem fleet init`; run it with: nats-server -c {folder}/nats.conf
@@ -56,15 +61,8 @@ def write_nats(files: BrokerFiles, roster: Roster, into: Path | None = None) -> 
         raise FleetError(f"{folder}: NATS takes no path with a quote: choose another folder")
     tls = TLS.format(identity=identity)
     conf = CONF.format(folder=folder, port=files.port, max_message_bytes=MAX_MESSAGE_BYTES, tls=tls)
-    try:
-        make_folder(into / "data")
-        for name, text in (("nats.conf", conf), ("users.conf", users_text(roster))):
-            with replacing(into / name) as file:
-                file.write(text.encode())
-    except OSError as error:
-        raise FleetError(
-            f"cannot write the files of the broker in {into}: {error.strerror}"
-        ) from error
+    contents = {"nats.conf": conf.encode(), "users.conf": users_text(roster).encode()}
+    write_contents(into, contents)
 
 
 def users_text(roster: Roster) -> str:

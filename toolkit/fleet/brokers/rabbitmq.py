@@ -14,11 +14,16 @@ from pathlib import Path
 
 from cryptography import x509
 
-from device.files import make_folder, replacing
 from device.protocol.topics import PREFIX, PROVISION
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, read_certificate
-from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, MAX_MESSAGE_BYTES, BrokerFiles, Roster
+from toolkit.fleet.brokers.mosquitto import (
+    DEVICE_RIGHTS,
+    MAX_MESSAGE_BYTES,
+    BrokerFiles,
+    Roster,
+    write_contents,
+)
 
 PLUGINS = "[rabbitmq_mqtt,rabbitmq_auth_mechanism_ssl].\n"
 NOTHING = "^$"
@@ -104,19 +109,10 @@ def write_rabbitmq(files: BrokerFiles, roster: Roster, into: Path | None = None)
         "enabled_plugins": PLUGINS,
         "definitions.json": definitions(roster),
     }
-    try:
-        for name in ("data", "log", "crl"):
-            make_folder(into / name)
-        for name, text in texts.items():
-            with replacing(into / name) as file:
-                file.write(text.encode())
-        name = f"{subject_hash(read_certificate(ca / 'ca.crt'))}.r0"
-        if not (into / "crl" / name).is_symlink():
-            (into / "crl" / name).symlink_to(os.path.relpath(identity / "crl.pem", folder / "crl"))
-    except OSError as error:
-        raise FleetError(
-            f"cannot write the files of the broker in {into}: {error.strerror}"
-        ) from error
+    contents = {name: text.encode() for name, text in texts.items()}
+    link = into / "crl" / f"{subject_hash(read_certificate(ca / 'ca.crt'))}.r0"
+    target = os.path.relpath(identity / "crl.pem", folder / "crl")
+    write_contents(into, contents, ("data", "log", "crl"), ((link, target),))
 
 
 def node_name(files: BrokerFiles) -> str:

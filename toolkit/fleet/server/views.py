@@ -14,14 +14,11 @@ from toolkit.fleet.rollout.reports import request_of
 from toolkit.fleet.rollout.waits import window_text
 from toolkit.fleet.server.times import utc
 from toolkit.fleet.store import lease
-from toolkit.fleet.store.changes import last_change
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import (
     EVERY,
     PAGE,
     DeviceFilter,
-    FleetCounts,
-    fleet_counts,
     phases_of,
     read_page,
     silent_voices,
@@ -280,27 +277,6 @@ def device_page(
 def device_view(database: Database, device: str) -> DeviceView | None:
     """Return one device, None if it is not known."""
     return next(iter(device_page(database, DeviceFilter(ids=(device,))).devices), None)
-
-
-class FleetView(_View, frozen=True, kw_only=True):
-    """A fleet in figures. `heard`: until when the server has heard what devices say; `server`:
-    whether one runs; `change`: the number of the last change of a device, for `changes_since`."""
-
-    counts: FleetCounts
-    heard: str
-    server: bool
-    change: int
-
-
-def fleet_view(database: Database) -> FleetView:
-    """Return the whole fleet in figures."""
-    ear = load_ear(database)
-    return FleetView(
-        counts=fleet_counts(database, ear),
-        heard=utc(ear.until_s),
-        server=lease.is_served(database),
-        change=last_change(database),
-    )
 
 
 def read_outages(database: Database) -> tuple[Outage, ...]:
