@@ -19,7 +19,7 @@ from device.errors import BundleError
 from device.files import write_synced
 from device.update import agent_versions as av
 from device.update.agent_payload import AgentPayload, BoardSoftware, unfit
-from device.update.agent_versions import AgentVersions
+from device.update.agent_versions import AgentVersions, TrialTerms
 from device.update.slot_store import SlotStore
 from toolkit.fleet.bundles.agent import pack_agent
 
@@ -51,7 +51,7 @@ def test_the_version_that_is_started(
 @pytest.mark.parametrize("mqtt", [True, False])
 @pytest.mark.parametrize("pipeline", [True, False])
 def test_a_trial_is_confirmed_once_what_worked_works(mqtt: bool, pipeline: bool) -> None:
-    versions = av.begin_trial(AgentVersions(), "b", mqtt=mqtt, pipeline=pipeline, limit_s=9.0)
+    versions = av.begin_trial(AgentVersions(), "b", TrialTerms(mqtt, pipeline))
     assert av.is_shown(versions, mqtt=mqtt, pipeline=pipeline)
     assert av.is_shown(versions, mqtt=False, pipeline=True) == (not mqtt)
     assert av.is_shown(versions, mqtt=True, pipeline=False) == (not pipeline)
@@ -150,7 +150,7 @@ def _story(root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[A
         make_environment(bundle, root / av.FOLDER, name)
         mark({current, name})
         running = AgentTrial(root, {launch.ENVIRONMENT: current} if current else {})
-        assert running.begin(name, 9.0, mqtt=True, pipeline=False) == ""
+        assert running.begin(name, TrialTerms(mqtt=True, pipeline=False)) == ""
         assert _start(config) == name
         mark({current} if name == "2" else {current, name})
         trial = AgentTrial(root, {launch.ENVIRONMENT: name})
