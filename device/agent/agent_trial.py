@@ -23,9 +23,14 @@ class AgentTrial:
         self._retry_s = 0.0
 
     def advance(self, now_s: float, *, mqtt: bool, pipeline: bool) -> None:
-        """Confirm this version once what worked before works again. `now_s`: monotonic."""
+        """Note that this version runs, and confirm it once what worked before works again. `now_s`:
+        monotonic."""
         trial = self.versions
-        if not self.running or trial.trial != self.running or now_s < self._retry_s:
+        if not self.running or now_s < self._retry_s:
+            return
+        if trial.current == self.running and trial.failed_starts:
+            self._note_running(now_s)
+        if trial.trial != self.running:
             return
         if not av.is_shown(trial, mqtt=mqtt, pipeline=pipeline):
             return
@@ -38,6 +43,13 @@ class AgentTrial:
         LOG.info("version %s of the agent works and stays", self.running)
         folder = self._state_dir / av.FOLDER
         self._remove(av.obsolete(self.versions, os.listdir(folder)))
+
+    def _note_running(self, now_s: float) -> None:
+        try:
+            self._write(av.ran(self.versions))
+        except OSError as error:
+            LOG.error("this start counts as failed until the disk takes it: %s", error)
+            self._retry_s = now_s + RETRY_S
 
     def begin(self, name: str, terms: av.TrialTerms) -> str:
         """Note that a version is to be tried at the next start; return why it is not."""

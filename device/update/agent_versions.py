@@ -21,6 +21,7 @@ LOG = logging.getLogger("tandem.agent")
 FOLDER, FILE = "agent", "versions.json"  # in the state folder
 INSTALLED = ""  # name of the version that the unit starts, which no update changes
 TRIAL_S = 600.0
+MAX_FAILED_STARTS = 3  # of a version that was kept; then the one before runs
 MAX_BYTES = 64 * 1024
 
 
@@ -30,6 +31,7 @@ class AgentVersions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `trial` is being tried, if it is not empty, and was started `starts` times. It has `limit_s` to
     show what worked before: MQTT, and the pipeline. `failed`, `reason`: the last one given up;
     `refused`: without a trial. `request`: of the fleet, for which one was tried or refused last.
+    `failed_starts`: of `current`, since it last ran.
     """
 
     current: str = INSTALLED
@@ -43,6 +45,7 @@ class AgentVersions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     reason: str = ""
     refused: bool = False
     request: str = ""
+    failed_starts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def refuse(versions: AgentVersions, name: str, request: str, reason: str) -> Age
 
 def go_back(versions: AgentVersions) -> AgentVersions:
     """Leave the current version for the one before it, which has shown that it works."""
-    return replace(versions, current=versions.previous, previous=INSTALLED)
+    return replace(versions, current=versions.previous, previous=INSTALLED, failed_starts=0)
 
 
 def at_start(versions: AgentVersions, usable: Callable[[str], bool]) -> tuple[AgentVersions, str]:
@@ -89,10 +92,29 @@ def at_start(versions: AgentVersions, usable: Callable[[str], bool]) -> tuple[Ag
                 f"it ended, or did not bring back what ran before within {versions.limit_s:g} s"
             )
         versions = give_up(versions, reason)
+    if versions.current != INSTALLED and usable(versions.current):
+        versions = _counted(versions)
     for name in (versions.current, versions.previous):
         if name == INSTALLED or usable(name):
             return versions, name
     return versions, INSTALLED
+
+
+def _counted(versions: AgentVersions) -> AgentVersions:
+    """Count a start of the current version as failed until it runs; too many take it back."""
+    if versions.failed_starts < MAX_FAILED_STARTS:
+        return replace(versions, failed_starts=versions.failed_starts + 1)
+    reason = f"it was kept, and then ended {MAX_FAILED_STARTS} times before it ran"
+    before = go_back(versions)
+    return replace(
+        before, failed=versions.current, reason=reason, refused=False,
+        failed_starts=int(before.current != INSTALLED),
+    )  # fmt: skip
+
+
+def ran(versions: AgentVersions) -> AgentVersions:
+    """Note that the current version runs: its earlier starts count no more."""
+    return replace(versions, failed_starts=0)
 
 
 def give_up(versions: AgentVersions, reason: str) -> AgentVersions:
