@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from device.agent.agent_trial import AgentTrial
+from device.agent.agent_update import AgentUpdate, VersionInstalled, is_agent_release
 from device.agent.child_process import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig
@@ -63,6 +64,7 @@ from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_put
 from device.protocol.signed import open_desired
 from device.protocol.topics import Topics
 from device.trust.exchange import TRUSTED, Refused, Verdict
+from device.update.agent_versions import TrialTerms
 from device.update.decisions import UNSIGNED, running_of
 from device.update.slot_store import SlotStore
 from device.update.sources.reader import SourceEnded, SourceEvent, SourcePart
@@ -83,7 +85,7 @@ class _Stop:
 
 Event = (
     LinkEvent | PipelineEvent | PreparationEvent | GoldenEnded | ShadowEvent | CommandEvent
-    | VerificationEvent | SourceEvent | SmpEvent | Asked | _Stop
+    | VerificationEvent | SourceEvent | SmpEvent | VersionInstalled | Asked | _Stop
 )  # fmt: skip
 
 
@@ -109,6 +111,7 @@ class Agent:
             config = _with_source(config, self._smp.folder)
         self._restarts = False
         self._agent_trial = AgentTrial(Path(config.state_dir))
+        self._agent_update = AgentUpdate(config, self._agent_trial, self._put)
         self._updater = self._new_updater(config)
         self._verification = Verification(
             self._put,
@@ -212,6 +215,7 @@ class Agent:
         self._check.stop()
         self._verification.stop()
         self._remote.commands.stop()
+        self._agent_update.stop()
         self._updater.shut_down()
         self._report()
         self._presence.publish_stopped()
@@ -224,7 +228,7 @@ class Agent:
     # -- the loop
 
     def _next_event(self) -> Event | None:
-        due = [*self._updater.due_s(online=self._presence.online)]
+        due = [*self._updater.due_s(online=self._presence.online), self._agent_update.due_s]
         due += (self._presence.report_due_s(self._newest), self._verification.due_s)
         due += self._remote.due_s(time.monotonic())
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
@@ -257,6 +261,7 @@ class Agent:
         self._presence.on_link_up(event)
         self._remote.commands.on_link_up()
         self._updater.downloads.forget_requests()
+        self._agent_update.forget_requests()
         self._verification.look_again(time.monotonic())
 
     def _on_shadow(self, event: ShadowEvent) -> None:
@@ -268,7 +273,8 @@ class Agent:
         self._remote.commands.on_event(event, time.monotonic())
 
     def _on_source(self, event: SourceEvent) -> None:
-        self._updater.downloads.on_source(event, time.monotonic())
+        if not self._agent_update.on_source(event, time.monotonic()):
+            self._updater.downloads.on_source(event, time.monotonic())
 
     def _on_smp_install(self, event: SmpInstall) -> None:
         self._on_desired(event.document, event.repository, sideloaded=True)
@@ -287,13 +293,15 @@ class Agent:
         self._updater.advance(now_s)
         self._check.advance(now_s, self._updater.state)
         self._remote.advance(now_s)
-        self._agent_trial.advance(now_s, mqtt=self._presence.online, pipeline=self._works())
-        # `advance` may take long
-        request = self._updater.downloads.next_request(
-            time.monotonic(), online=self._presence.online
-        )
-        if request is not None:
-            self._presence.send(self._topics.blob_get, encode(request))
+        works = {"mqtt": self._presence.online, "pipeline": self._works()}
+        self._agent_trial.advance(now_s, **works)
+        if self._agent_update.advance(now_s, busy=self._updater.on_trial, **works):
+            self.stop()
+        for downloads in (self._updater.downloads, self._agent_update):
+            # `advance` may take long
+            request = downloads.next_request(time.monotonic(), online=self._presence.online)
+            if request is not None:
+                self._presence.send(self._topics.blob_get, encode(request))
         self._report()
 
     def _on_message(self, message: Message) -> None:
@@ -320,6 +328,7 @@ class Agent:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
             self._updater.downloads.take(sha256, part, message.payload, time.monotonic())
+            self._agent_update.take(sha256, part, message.payload, time.monotonic())
             self._remote.commands.job.take(sha256, part, message.payload, time.monotonic())
 
     def _on_desired(
@@ -336,9 +345,17 @@ class Agent:
             LOG.error("%s", self._desired_problem)
             return
         self._desired_problem, self._desired, self._sideloaded = "", desired, sideloaded
-        self._updater.on_desired(
-            desired, self._verdict(payload, signed, repository), sideloaded=sideloaded
-        )
+        self._follow(self._verdict(payload, signed, repository))
+
+    def _follow(self, verdict: Verdict) -> None:
+        """Follow the desired document; one about the agent leaves the pipeline as it is."""
+        desired = self._desired
+        is_agent = is_agent_release(desired)
+        self._agent_update.on_desired(desired if is_agent else None, verdict)
+        if is_agent:
+            self._updater.on_desired(None, TRUSTED)
+        else:
+            self._updater.on_desired(desired, verdict, sideloaded=self._sideloaded)
 
     def _verdict(self, payload: bytes, signed: Signed | None, repository: str = "") -> Verdict:
         """Return what is known of a desired document by now."""
@@ -349,7 +366,7 @@ class Agent:
 
     def _on_verdict(self, verdict: Verdict | None) -> None:
         if verdict is not None:
-            self._updater.on_desired(self._desired, verdict, sideloaded=self._sideloaded)
+            self._follow(verdict)
 
     def _environment(self, now_s: float) -> Environment:
         """Return what a trial is judged by beside its pipeline."""
@@ -392,17 +409,15 @@ class Agent:
             desired = msgspec.structs.replace(desired, release=release)
         self._desired_problem, self._desired, self._handed_over = "", desired, True
         self._sideloaded = True
-        verdict = self._verdict(payload, signed, ask.repository)
-        self._updater.on_desired(desired, verdict, sideloaded=True)
+        self._follow(self._verdict(payload, signed, ask.repository))
         return ""
 
     def _switch(self, ask: SwitchAgent) -> str:
         """End, so that another version of the agent is tried; return why that is not done."""
         if self._updater.on_trial:
             return "a release is on trial: wait for its end"
-        problem = self._agent_trial.begin(
-            ask.environment, ask.limit_s, mqtt=self._presence.online, pipeline=self._works()
-        )
+        terms = TrialTerms(self._presence.online, self._works(), ask.limit_s)
+        problem = self._agent_trial.begin(ask.environment, terms)
         if not problem:
             self.stop()
         return problem
@@ -433,10 +448,11 @@ class Agent:
             session=self._presence.session,
             running=running_of(state),
             pipeline=self._pipeline.report,
-            update=self._updater.update,
+            update=self._agent_update.update or self._updater.update,
             problems=self._problems(),
             facts=self._facts.of(state, now_s),
             measured=self._figures.measured(record, phase, health, now_s),
+            versions=self._agent_update.report,
         )
         return fit(reported)
 
@@ -466,6 +482,7 @@ HANDLERS: Mapping[type[Event], Callable[[Agent, Any], None]] = {
     MetadataAsked: Agent._on_verification, VerificationEnded: Agent._on_verification,
     SourcePart: Agent._on_source, SourceEnded: Agent._on_source,
     SmpInstall: Agent._on_smp_install, SmpRestart: Agent._on_smp_restart,
+    VersionInstalled: lambda agent, event: agent._agent_update.on_installed(event),
     Asked: Agent._on_asked,
 }  # fmt: skip
 ASKS: Mapping[type[Ask], Callable[[Agent, Any], str]] = {

@@ -1,5 +1,7 @@
 """What the device is, for rollouts that choose by capability; read seldom, as most of it stays."""
 
+import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from device import board_files
 from device.agent.config import AgentConfig
 from device.profile import load_jetpacks
 from device.protocol.documents import DeviceFacts
+from device.update.agent_payload import BoardSoftware
 from device.update.slots import SLOTS, SlotState
 
 FACTS_S = 600.0  # between two looks
@@ -21,17 +24,35 @@ def read_facts(config: AgentConfig, root: Path = Path("/")) -> DeviceFacts:
 
     `free_mb` is the room for releases, in MiB, rounded down.
     """
-    l4t = board_files.l4t_of(board_files.read_text(root / "etc/nv_tegra_release"))
+    software = board_software(root)
     mode = board_files.power_mode_number(root)
     return DeviceFacts(
         module=board_files.read_text(root / "proc/device-tree/model"),
-        jetpack=jetpack_of(l4t),
+        jetpack=jetpack_of(software.l4t),
         tensorrt=board_files.tensorrt_version(),
         dla_cores=board_files.dla_cores(root),
         memory_mb=board_files.memory_mb(root)[0],
         free_mb=_free_mb(Path(config.state_dir)),
         power_mode=board_files.power_mode_name(mode, root) or mode,
         labels=config.labels,
+        python=software.python,
+        machine=software.machine,
+        glibc=software.glibc,
+        l4t=software.l4t,
+    )
+
+
+def board_software(root: Path = Path("/")) -> BoardSoftware:
+    """Return what a release of the agent is compared with."""
+    try:
+        glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+    except (OSError, ValueError):  # another C library
+        glibc = ""
+    return BoardSoftware(
+        python=platform.python_version(),
+        machine=platform.machine(),
+        glibc=glibc,
+        l4t=board_files.l4t_of(board_files.read_text(root / "etc/nv_tegra_release")),
     )
 
 

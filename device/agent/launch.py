@@ -41,9 +41,10 @@ def launch(config: Path, words: Sequence[str]) -> None:
         if versions != before:
             av.write_versions(state_dir, versions)
     except OSError as error:
-        LOG.error("no other version of the agent is tried: %s", error)
+        LOG.error("no other version is tried, and no start is counted: %s", error)
         name = versions.current if av.is_usable(state_dir, versions.current) else av.INSTALLED
-    if versions.failed and versions.failed == before.trial:
+    given_up = {before.trial, before.current} - {versions.trial, versions.current}
+    if versions.failed in given_up:
         LOG.error("version %s of the agent is given up: %s", versions.failed, versions.reason)
     if name == av.INSTALLED:
         return

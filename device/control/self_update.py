@@ -1,16 +1,11 @@
 """`tandem-agent control self-update`: another version of the agent beside the one that runs."""
 
 import contextlib
-import os
-import platform
-import subprocess
 import time
 from pathlib import Path
 
 from device.agent.config import AgentConfig
-from device.agent.environment import make_environment
-from device.agent.launch import command_of
-from device.board_files import l4t_of, read_text
+from device.agent.version_install import install
 from device.control.client import Client
 from device.errors import BundleError, StateError, TrustError
 from device.files import locked, make_folder, remove, sha256_of
@@ -18,26 +13,10 @@ from device.protocol.control import SwitchAgent
 from device.protocol.documents import CHUNK_BYTES, BlobSpec, ReleaseSpec
 from device.trust.exchange import MQTT_REPOSITORY
 from device.update import agent_versions as av
-from device.update.agent_payload import BoardSoftware, unfit
 from device.update.bundle import BundleInfo, check_bundle
 
 LOOK_S = 0.2
-IMPORT_S = 300.0  # so long a version may take to say its help, on a slow card under load
 AFTER_S = 120.0  # what systemd may take to start the agent again, after the trial's limit
-
-
-def board_software(root: Path = Path("/")) -> BoardSoftware:
-    """Return what a release of the agent is compared with."""
-    try:
-        glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
-    except (OSError, ValueError):  # another C library
-        glibc = ""
-    return BoardSoftware(
-        python=platform.python_version(),
-        machine=platform.machine(),
-        glibc=glibc,
-        l4t=l4t_of(read_text(root / "etc/nv_tegra_release")),
-    )
 
 
 def install_version(bundle: Path, config: AgentConfig, repository: str) -> str:
@@ -55,32 +34,7 @@ def install_version(bundle: Path, config: AgentConfig, repository: str) -> str:
     sha256 = sha256_of(bundle)
     if not config.dev:
         _check_signed(bundle, info, sha256, config, repository)
-    if reasons := unfit(info.agent, board_software()):
-        raise BundleError(f"version {info.version} of the agent is refused: {'; '.join(reasons)}")
-    name = f"{info.version}-{sha256[:12]}"
-    state_dir = Path(config.state_dir)
-    make_environment(bundle, state_dir / av.FOLDER, name, sha256)
-    if problem := _start_problem(state_dir, name):
-        if av.read_versions(state_dir).current != name:
-            remove(state_dir / av.FOLDER / name)
-        raise BundleError(f"version {info.version} of the agent does not start: {problem}")
-    return name
-
-
-def _start_problem(state_dir: Path, name: str) -> str:
-    """Return why the agent of an environment cannot even say its help; "" if it does."""
-    program, words, environment = command_of(state_dir, name, ["--help"])
-    try:
-        done = subprocess.run(
-            [program, *words[1:]], env=environment, capture_output=True, text=True, check=False,
-            timeout=IMPORT_S,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if done.returncode == 0:
-        return ""
-    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    return f"{last}; a bundle needs all wheels that the board's system lacks"
+    return install(bundle, info, sha256, Path(config.state_dir))
 
 
 def try_version(client: Client, name: str, limit_s: float) -> str:

@@ -124,7 +124,8 @@ class Desired(_Document, frozen=True, kw_only=True):
     one that was rolled back.
 
     `device`, `counter` and `expires` (RFC 3339, UTC) bind a signed document to one device and to
-    its time: a counter below the last one is a replay.
+    its time: a counter below the last one is a replay. `leave`: the device shall run the version of
+    the agent before `release`, which is one of the agent.
     """
 
     format: int
@@ -135,6 +136,7 @@ class Desired(_Document, frozen=True, kw_only=True):
     counter: Annotated[int, Meta(ge=0)] = 0
     expires: str = ""
     policy: InstallPolicy = InstallPolicy()
+    leave: bool = False
 
 
 class Running(_Document, frozen=True, kw_only=True):
@@ -177,7 +179,8 @@ class Update(_Document, frozen=True, kw_only=True):
 class DeviceFacts(_Document, frozen=True, kw_only=True):
     """What the device is, for rollouts that choose by capability. Empty or 0: not known.
 
-    `bundles`: the SHA-256 of the releases in its slots, which need no download.
+    `bundles`: the SHA-256 of the releases in its slots, which need no download. `python`, `machine`
+    (as `uname -m` says it), `glibc`, `l4t`: what releases of the agent are compared with.
     """
 
     module: Words = ""
@@ -189,6 +192,24 @@ class DeviceFacts(_Document, frozen=True, kw_only=True):
     power_mode: Words = ""
     labels: Annotated[dict[Words, Words], Meta(max_length=MAX_LABELS)] = {}
     bundles: Annotated[tuple[Words, ...], Meta(max_length=MAX_BUNDLES)] = ()
+    python: Words = ""
+    machine: Words = ""
+    glibc: Words = ""
+    l4t: Words = ""
+
+
+class AgentReport(_Document, frozen=True, kw_only=True):
+    """The versions of the agent on the device, VERSION-HASH; empty: the installed one, or none.
+
+    `running`: in this process. `trial`: it is being tried. `failed`, `reason`: the last one that
+    was given up, and why.
+    """
+
+    running: Words = ""
+    previous: Words = ""
+    trial: Words = ""
+    failed: Words = ""
+    reason: Sentence = ""
 
 
 class Measured(_Document, frozen=True, kw_only=True):
@@ -216,6 +237,7 @@ class Reported(_Document, frozen=True, kw_only=True):
 
     `counter`: above that of every report before, also of earlier processes; 0: of an older agent.
     `beat_s`: a beat or another report comes at least so often; 0: of an agent without beats.
+    `versions`: of the agent; None: of one that takes no releases of the agent from a fleet.
     """
 
     agent: Words
@@ -231,6 +253,7 @@ class Reported(_Document, frozen=True, kw_only=True):
     measured: Measured | None = None
     counter: Counter = 0
     beat_s: Annotated[float, Meta(ge=0.0, le=MAX_BEAT_S)] = 0.0
+    versions: AgentReport | None = None
 
 
 class Beat(_Document, frozen=True, kw_only=True):

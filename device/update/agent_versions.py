@@ -9,6 +9,7 @@ those of earlier ones.
 import logging
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ LOG = logging.getLogger("tandem.agent")
 FOLDER, FILE = "agent", "versions.json"  # in the state folder
 INSTALLED = ""  # name of the version that the unit starts, which no update changes
 TRIAL_S = 600.0
+MAX_FAILED_STARTS = 3  # of a version that was kept; then the one before runs
 MAX_BYTES = 64 * 1024
 
 
@@ -27,7 +29,9 @@ class AgentVersions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Names of environments below `agent/`; INSTALLED for the installed version.
 
     `trial` is being tried, if it is not empty, and was started `starts` times. It has `limit_s` to
-    show what worked before: MQTT, and the pipeline. `failed`, `reason`: the last one given up.
+    show what worked before: MQTT, and the pipeline. `failed`, `reason`: the last one given up;
+    `refused`: without a trial. `request`: of the fleet, for which one was tried or refused last.
+    `failed_starts`: of `current`, since it last ran.
     """
 
     current: str = INSTALLED
@@ -39,15 +43,42 @@ class AgentVersions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     limit_s: float = TRIAL_S
     failed: str = ""
     reason: str = ""
+    refused: bool = False
+    request: str = ""
+    failed_starts: int = 0
 
 
-def begin_trial(
-    versions: AgentVersions, name: str, *, mqtt: bool, pipeline: bool, limit_s: float
-) -> AgentVersions:
-    """Let a version be tried at the next start. `mqtt`, `pipeline`: what works now."""
+@dataclass(frozen=True, slots=True)
+class TrialTerms:
+    """What a trial has to show: what works now. `request`: of the fleet, empty for none."""
+
+    mqtt: bool
+    pipeline: bool
+    limit_s: float = TRIAL_S
+    request: str = ""
+
+
+def environment_name(version: str, sha256: str) -> str:
+    """Return the name of the environment of a release."""
+    return f"{version}-{sha256[:12]}"
+
+
+def begin_trial(versions: AgentVersions, name: str, terms: TrialTerms) -> AgentVersions:
+    """Let a version be tried at the next start."""
     return replace(
-        versions, trial=name, starts=0, needs_mqtt=mqtt, needs_pipeline=pipeline, limit_s=limit_s
-    )
+        versions, trial=name, starts=0, needs_mqtt=terms.mqtt, needs_pipeline=terms.pipeline,
+        limit_s=terms.limit_s, request=terms.request, refused=False,
+    )  # fmt: skip
+
+
+def refuse(versions: AgentVersions, name: str, request: str, reason: str) -> AgentVersions:
+    """Note that a version cannot be tried for this request."""
+    return replace(versions, failed=name, reason=reason, refused=True, request=request)
+
+
+def go_back(versions: AgentVersions) -> AgentVersions:
+    """Leave the current version for the one before it, which has shown that it works."""
+    return replace(versions, current=versions.previous, previous=INSTALLED, failed_starts=0)
 
 
 def at_start(versions: AgentVersions, usable: Callable[[str], bool]) -> tuple[AgentVersions, str]:
@@ -61,10 +92,29 @@ def at_start(versions: AgentVersions, usable: Callable[[str], bool]) -> tuple[Ag
                 f"it ended, or did not bring back what ran before within {versions.limit_s:g} s"
             )
         versions = give_up(versions, reason)
+    if versions.current != INSTALLED and usable(versions.current):
+        versions = _counted(versions)
     for name in (versions.current, versions.previous):
         if name == INSTALLED or usable(name):
             return versions, name
     return versions, INSTALLED
+
+
+def _counted(versions: AgentVersions) -> AgentVersions:
+    """Count a start of the current version as failed until it runs; too many take it back."""
+    if versions.failed_starts < MAX_FAILED_STARTS:
+        return replace(versions, failed_starts=versions.failed_starts + 1)
+    reason = f"it was kept, and then ended {MAX_FAILED_STARTS} times before it ran"
+    before = go_back(versions)
+    return replace(
+        before, failed=versions.current, reason=reason, refused=False,
+        failed_starts=int(before.current != INSTALLED),
+    )  # fmt: skip
+
+
+def ran(versions: AgentVersions) -> AgentVersions:
+    """Note that the current version runs: its earlier starts count no more."""
+    return replace(versions, failed_starts=0)
 
 
 def give_up(versions: AgentVersions, reason: str) -> AgentVersions:
@@ -79,7 +129,9 @@ def is_shown(versions: AgentVersions, *, mqtt: bool, pipeline: bool) -> bool:
 
 def confirm(versions: AgentVersions) -> AgentVersions:
     """Keep the version on trial; the one before it stays as the previous one."""
-    return AgentVersions(current=versions.trial, previous=versions.current)
+    return AgentVersions(
+        current=versions.trial, previous=versions.current, request=versions.request
+    )
 
 
 def obsolete(versions: AgentVersions, names: Iterable[str]) -> tuple[str, ...]:

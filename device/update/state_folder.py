@@ -51,6 +51,8 @@ RULES: tuple[tuple[str, int | None], ...] = (
     ("slots/*/*", _FILE),
     ("download", _FOLDER),
     ("download/*", _FILE),
+    ("agent-download", _FOLDER),
+    ("agent-download/*", _FILE),
     ("inbox", _FOLDER),
     ("inbox/part", _FOLDER),
     ("inbox/*.bundle", _FILE),

@@ -1,5 +1,6 @@
 """Versions of the agent: which one is started, which boards fit, and power cuts at any write."""
 
+import contextlib
 import os
 import random
 import zipfile
@@ -19,7 +20,7 @@ from device.errors import BundleError
 from device.files import write_synced
 from device.update import agent_versions as av
 from device.update.agent_payload import AgentPayload, BoardSoftware, unfit
-from device.update.agent_versions import AgentVersions
+from device.update.agent_versions import AgentVersions, TrialTerms
 from device.update.slot_store import SlotStore
 from toolkit.fleet.bundles.agent import pack_agent
 
@@ -28,6 +29,7 @@ NO_L4T = BoardSoftware(python="3.12.3", machine="x86_64", glibc="2.39", l4t="")
 
 # versions, the environments that are whole, the one that is started, who is on trial then
 STARTS = [
+    (AgentVersions(current="b", previous="a", failed_starts=2), "ab", "b", ""),
     (AgentVersions(), "", "", ""),
     (AgentVersions(current="b"), "b", "b", ""),
     (AgentVersions(current="b", previous="a"), "a", "a", ""),
@@ -48,10 +50,23 @@ def test_the_version_that_is_started(
     assert after.failed == ("b" if versions.trial and not trial else "")
 
 
+def test_a_version_that_was_kept_and_never_runs_gives_way_after_three_starts() -> None:
+    versions, started = AgentVersions(current="b", previous="a", request="r"), []
+    for _ in range(7):
+        versions, name = av.at_start(versions, bool)
+        started.append(name)
+        if len(started) == 4:
+            assert (versions.failed, versions.request) == ("b", "r")
+            assert "ended 3 times before it ran" in versions.reason
+    assert started == ["b", "b", "b", "a", "a", "a", ""]
+    versions = av.ran(av.at_start(AgentVersions(current="b", failed_starts=2), bool)[0])
+    assert versions == AgentVersions(current="b")
+
+
 @pytest.mark.parametrize("mqtt", [True, False])
 @pytest.mark.parametrize("pipeline", [True, False])
 def test_a_trial_is_confirmed_once_what_worked_works(mqtt: bool, pipeline: bool) -> None:
-    versions = av.begin_trial(AgentVersions(), "b", mqtt=mqtt, pipeline=pipeline, limit_s=9.0)
+    versions = av.begin_trial(AgentVersions(), "b", TrialTerms(mqtt, pipeline))
     assert av.is_shown(versions, mqtt=mqtt, pipeline=pipeline)
     assert av.is_shown(versions, mqtt=False, pipeline=True) == (not mqtt)
     assert av.is_shown(versions, mqtt=True, pipeline=False) == (not pipeline)
@@ -150,7 +165,7 @@ def _story(root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[A
         make_environment(bundle, root / av.FOLDER, name)
         mark({current, name})
         running = AgentTrial(root, {launch.ENVIRONMENT: current} if current else {})
-        assert running.begin(name, 9.0, mqtt=True, pipeline=False) == ""
+        assert running.begin(name, TrialTerms(mqtt=True, pipeline=False)) == ""
         assert _start(config) == name
         mark({current} if name == "2" else {current, name})
         trial = AgentTrial(root, {launch.ENVIRONMENT: name})
@@ -165,6 +180,32 @@ def _story(root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[A
         mark({current})
 
 
+def _story_of_failed_starts(
+    root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[Any], None]
+) -> None:
+    """Two versions are kept; the second one runs, and then ends before it runs, three times."""
+    mark(({""}, 0))
+    previous = ""
+    for name in "12":
+        make_environment(bundles[name], root / av.FOLDER, name)
+        mark(({previous, name}, 0))
+        running = AgentTrial(root, {launch.ENVIRONMENT: previous} if previous else {})
+        assert running.begin(name, TrialTerms(mqtt=False, pipeline=False)) == ""
+        assert _start(config) == name
+        AgentTrial(root, {launch.ENVIRONMENT: name}).advance(0.0, mqtt=True, pipeline=True)
+        previous = name
+        mark(({name}, 0))
+    assert _start(config) == "2"
+    mark(({"2"}, 0))
+    AgentTrial(root, {launch.ENVIRONMENT: "2"}).advance(0.0, mqtt=False, pipeline=False)
+    assert av.read_versions(root).failed_starts == 0
+    for count in (1, 2, 3):
+        assert _start(config) == "2"
+        mark(({"1"} if count == 3 else {"1", "2"} if count == 2 else {"2"}, count))
+    assert _start(config) == "1"
+    mark(({"1"}, 0))
+
+
 def _check(tree: Tree, claim: Any, whole: dict[str, Tree], root: Path) -> None:
     """The version that is started after a cut is one that may be, and all of it is there."""
     (root / av.FOLDER / av.FILE).unlink(missing_ok=True)
@@ -174,14 +215,16 @@ def _check(tree: Tree, claim: Any, whole: dict[str, Tree], root: Path) -> None:
         (root / av.FOLDER / av.FILE).write_bytes(content)
     versions = av.read_versions(root)
     started = av.at_start(versions, lambda one: f"{av.FOLDER}/{one}/bin/python" in tree)[1]
-    assert started in claim
+    names, failed_starts = claim if isinstance(claim, tuple) else (claim, 0)
+    assert started in names
+    assert versions.failed_starts >= failed_starts or versions.failed
     if started:
         prefix = f"{av.FOLDER}/{started}/"
         parts = {path: data for path, data in tree.items() if path.startswith(prefix)}
         assert parts == whole[started]
 
 
-def _enumerate(tmp_path: Path, *, file_syncs: bool = True) -> int:
+def _enumerate(tmp_path: Path, *, file_syncs: bool = True, story: Any = _story) -> int:
     bundles = {}
     for name in "1234":
         bundles[name] = tmp_path / f"{name}.bundle"
@@ -194,7 +237,7 @@ def _enumerate(tmp_path: Path, *, file_syncs: bool = True) -> int:
         record(root) as recording,
         mock.patch("device.files.os.fsync", os.fsync if file_syncs else lambda handle: None),
     ):
-        _story(root, config, bundles, recording.mark)
+        story(root, config, bundles, recording.mark)
     (tmp_path / "again").mkdir()
     for name, bundle in bundles.items():
         with mock.patch.object(os, "symlink", _link_double):
@@ -222,6 +265,28 @@ def _enumerate(tmp_path: Path, *, file_syncs: bool = True) -> int:
 
 def test_a_power_cut_at_any_write_starts_a_whole_version(tmp_path: Path) -> None:
     assert _enumerate(tmp_path) > 1000
+
+
+def test_a_power_cut_forgets_no_failed_start(tmp_path: Path) -> None:
+    assert _enumerate(tmp_path, story=_story_of_failed_starts) > 500
+
+
+def test_the_checker_notices_counts_that_are_not_synced(tmp_path: Path) -> None:
+    def story(
+        root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[Any], None]
+    ) -> None:
+        """Its environments are synced; the counts are not."""
+
+        def mark_and_lose(claim: Any) -> None:
+            mark(claim)
+            if claim == ({"2"}, 0):
+                stack.enter_context(mock.patch("device.files.os.fsync", return_value=None))
+
+        with contextlib.ExitStack() as stack:
+            _story_of_failed_starts(root, config, bundles, mark_and_lose)
+
+    with pytest.raises(AssertionError, match="cut after operation"):
+        _enumerate(tmp_path, story=story)
 
 
 def test_the_checker_notices_files_that_are_not_synced(tmp_path: Path) -> None:

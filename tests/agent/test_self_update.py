@@ -4,19 +4,17 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from control_fixtures import client_of, desired_of
 from fleet_fixtures import Fleet
-from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle, write_profile
-from wheel_fixtures import agent_wheel, installed_wheel, tandem_wheel
+from mqtt_fixtures import WAIT_S, AgentBox, Mosquitto, make_bundle
+from self_update_fixtures import DIES, HANGS, Board, packed, real_bundle, until
+from wheel_fixtures import agent_wheel, tandem_wheel
 
 from device.agent.config import load_agent_config
 from device.agent.environment import make_environment
@@ -26,99 +24,12 @@ from device.control.client import Client
 from device.control.self_update import install_version
 from device.errors import BundleError, StateError, TrustError
 from device.files import sha256_of
-from device.protocol.control import AskProgress, Install, SwitchAgent
+from device.protocol.control import Install, SwitchAgent
 from device.protocol.documents import encode
 from device.update import agent_versions as av
 from device.update.agent_versions import AgentVersions
 from toolkit.fleet.brokers.local import free_port
 from toolkit.fleet.bundles.agent import pack_agent
-
-# As Restart=always does.
-UNIT = 'while :; do "$@"; sleep 0.1; done'
-AGENT = (sys.executable, "-m", "device.agent")
-HANGS = """
-import os, sys, time
-def agent():
-    if "--help" not in sys.argv:
-        with open(os.environ["TEST_PID"] + ".tmp", "w") as file:
-            file.write(str(os.getpid()))
-        os.rename(file.name, os.environ["TEST_PID"])
-        time.sleep(3600)
-    return 0
-"""
-DIES = """
-import sys
-def agent():
-    return 0 if "--help" in sys.argv else 1
-"""
-NEEDED = ("msgspec", "numpy", "paho-mqtt", "xxhash")  # of what this Python's system may lack
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 120.0
-    while not condition():
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.05)
-
-
-class Board:
-    """The folder of an agent, and the loop that starts it again."""
-
-    def __init__(self, folder: Path, port: int, table: str = "dev = true\n") -> None:
-        folder.mkdir(exist_ok=True)
-        self.config, self.state_dir = folder / "agent.toml", folder / "state"
-        self.log_file = folder / "agent.log"
-        self.pid_file = folder / "hanging.pid"
-        self.config.write_text(
-            f'device = "{DEVICE}"\nprofile = "{write_profile(folder).name}"\nstate_dir = "state"\n'
-            f'{table}[broker]\nhost = "127.0.0.1"\nport = {port}\n'
-        )
-        self._unit: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.log_file.open("ab") as log:
-            self._unit = subprocess.Popen(
-                ["sh", "-c", UNIT, "unit", *AGENT, "--config", self.config],
-                stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "TEST_PID": str(self.pid_file)},
-            )  # fmt: skip
-        until(self.answers)
-
-    def answers(self) -> bool:
-        """Whether an agent answers on the control socket."""
-        try:
-            client = Client(self.state_dir)
-        except StateError:
-            return False
-        client.close()
-        return True
-
-    def agent_version(self) -> str:
-        client = Client(self.state_dir)
-        reported = client.ask(AskProgress()).reported
-        client.close()
-        assert reported is not None
-        return reported.agent
-
-    def self_update(self, bundle: Path, limit_s: float) -> "subprocess.CompletedProcess[str]":
-        words = (*AGENT, "control", "--config", self.config, "self-update", bundle)
-        return subprocess.run(
-            [*words, "--limit", str(limit_s)], capture_output=True, text=True, timeout=600,
-            check=False,
-            env={name: value for name, value in os.environ.items() if name != "SUDO_UID"},
-        )  # fmt: skip
-
-    @property
-    def versions(self) -> AgentVersions:
-        return av.read_versions(self.state_dir)
-
-    def environments(self) -> list[str]:
-        return sorted(path.name for path in (self.state_dir / av.FOLDER).iterdir() if path.is_dir())
-
-    def close(self) -> None:
-        if self._unit is not None:
-            os.killpg(self._unit.pid, signal.SIGKILL)
-            self._unit.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -126,12 +37,6 @@ def board(tmp_path: Path) -> Iterator[Board]:
     board = Board(tmp_path / "board", free_port())
     yield board
     board.close()
-
-
-def packed(folder: Path, version: str, code: str) -> Path:
-    bundle = folder / f"{version}.bundle"
-    pack_agent(bundle, agent_wheel(folder / f"wheels-{version}", version, code), "")
-    return bundle
 
 
 def test_a_version_that_hangs_is_killed_and_the_one_before_runs_again(
@@ -260,18 +165,6 @@ def try_to_switch(client: Client) -> None:
     """The agent may end before its answer is sent."""
     with contextlib.suppress(StateError):
         client.ask(SwitchAgent(environment="2-x", limit_s=9.0))
-
-
-def real_bundle(folder: Path, wheel: Path, version: str) -> Path:
-    """Tandem's own wheel with what it needs; `version` is the release's."""
-    wheels = folder / f"wheels-{version}"
-    wheels.mkdir()
-    shutil.copy(wheel, wheels)
-    for name in NEEDED:
-        installed_wheel(name, wheels)
-    bundle = folder / f"{version}.bundle"
-    pack_agent(bundle, wheels, version)
-    return bundle
 
 
 @pytest.mark.slow

@@ -16,8 +16,16 @@ from postgresql_fixtures import postgresql
 from rich.console import Console
 from store_fixtures import all_devices
 
-from device.protocol.documents import Desired, DeviceFacts, InstallPolicy, Measured, encode
+from device.protocol.documents import (
+    AgentReport,
+    Desired,
+    DeviceFacts,
+    InstallPolicy,
+    Measured,
+    encode,
+)
 from device.protocol.mqtt import LinkDown, LinkUp, Message
+from device.update.agent_payload import AgentPayload
 from toolkit.cli.actions.fleet.tables import device_table, rollout_table
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
@@ -180,6 +188,34 @@ def test_only_figures_of_this_release_reach_the_gates(store: Database) -> None:
     assert "has not measured p95_latency_ms of d0" in bench.control.states[1].reason
     bench.answer("d0", measured=Measured(sha256="a" * 64, frames=9, latency_p95_ms=29.0))
     assert bench.control.states[1].status == "finished"
+
+
+def test_a_rollout_of_the_agent_goes_back_to_what_each_device_ran(store: Database) -> None:
+    bench, payload = Bench(store, 0), AgentPayload(min_l4t="36")
+    facts = DeviceFacts(python="3.10.1", l4t="36.4")
+    rows = {
+        name: msgspec.structs.replace(
+            report("m", facts=facts),
+            versions=None if name == "old" else AgentReport(running=running),
+        )
+        for name, running in (("d0", ""), ("d1", "1-x"), ("old", ""))
+    }
+    bench.round(*(device_row(name, row) for name, row in rows.items()))
+    spec = spec_of("a", agent=payload)
+    plan = make_plan(store, spec)
+    assert plan.before == {"d0": "installed", "d1": "1-x"}
+    assert [row.device for row in plan.unfit] == ["old"]
+    number = bench.start(spec)
+    assert sorted(bench.round()) == ["d0", "d1"]
+    for device in ("d0", "d1"):
+        bench.answer(device)
+    order(store, number, "rollback", "ana")
+    assert sorted(bench.round()) == ["d0", "d1"]
+    for device in ("d0", "d1"):
+        desired = bench.desired[device]
+        assert (desired.leave, desired.release) == (True, spec.release)
+        bench.answer(device)
+    assert bench.control.states[number].status == "rolled_back"
 
 
 def test_a_newer_rollout_takes_over_and_the_older_never_comes_back(store: Database) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device.protocol.documents import BlobSpec, DeviceFacts, InstallPolicy, Measured, ReleaseSpec
+from device.update.agent_payload import AgentPayload
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout.gates import (
     BundleStatements,
@@ -396,3 +397,29 @@ def test_a_group_may_be_a_saved_query() -> None:
     for text in ("@", "@a b", "x@y"):
         with pytest.raises(RolloutError, match="@NAME of a saved query"):
             parse_groups(text)
+
+
+@pytest.mark.parametrize(
+    ("agent", "python", "l4t", "reason"),
+    [
+        ("", "3.10.12", "36.4.3", ""),
+        ("1.2-x", "3.10.12", "36.4.3", ""),
+        (
+            "",
+            "3.12.3",
+            "36.4.3",
+            "needs Python 3.10 or newer, older than 3.11, this board has 3.12.3",
+        ),
+        ("", "3.10.12", "35.6", "needs L4T 36 or newer, this board has 35.6"),
+        ("", "3.10.12", "", "needs L4T 36 or newer, this board has none"),
+        (None, "", "", "takes no releases of the agent from a fleet"),
+    ],
+)
+def test_a_release_of_the_agent_is_for_boards_of_any_profile_whose_system_fits(
+    agent: str | None, python: str, l4t: str, reason: str
+) -> None:
+    payload = AgentPayload(min_python="3.10", below_python="3.11", min_l4t="36")
+    target = Target("d", "another", DeviceFacts(python=python, l4t=l4t), agent=agent)
+    reasons = unfit(target, RELEASE, (), payload)
+    assert len(reasons) == (1 if reason else 0)
+    assert reason in "".join(reasons)

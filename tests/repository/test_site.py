@@ -112,6 +112,7 @@ TABLES = {
         "status": documents.PipelineReport,
         "update": documents.Update,
         "facts": documents.DeviceFacts,
+        "agent versions": documents.AgentReport,
         "measurements": documents.Measured,
     },
     "mqtt_updates.md": {
@@ -176,6 +177,7 @@ TITLES = {
     documents.ReleaseSpec: "a release",
     documents.InstallPolicy: "a policy",
     documents.DeviceFacts: "facts",
+    documents.AgentReport: "agent versions",
     documents.Measured: "measurements",
     documents.Signature: "a signature",
     documents.BlobSpec: "a blob",

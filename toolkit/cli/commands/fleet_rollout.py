@@ -28,7 +28,7 @@ class PolicyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Roll a bundle out to the devices that it fits.
+    """Roll a bundle, or with --agent a release of the agent, out to the devices that it fits.
 
     A gate's limit on latency, temperature or agreement is also told to each device, which then goes
     back by itself.
@@ -37,7 +37,10 @@ class Start:
     "p95_latency_ms<30, errors<1%" --fleet fleet/
     """
 
-    bundle: Path = option("What is rolled out.", type=FILE, required=True, metavar="FILE")
+    bundle: Path | None = option("The bundle that is rolled out.", type=FILE, metavar="FILE")
+    agent: Path | None = option(
+        "In its place: a release of the agent, of `tandem bundle agent`.", type=FILE, metavar="FILE"
+    )
     folder: Path = fleet_option()
     groups: str = option(
         "In this order: NAME (devices with the label group=NAME, or one of this id), KEY=VALUE, "

@@ -41,8 +41,11 @@ def event_of(
 
 
 def _measured_of(spec: v.RolloutSpec, reported: Reported) -> Measured | None:
-    """Return what was measured of this release, and not of the one before."""
+    """Return what was measured of this release, and not of the one before; of an agent what its
+    pipeline measured since that started."""
     measured = reported.measured
+    if spec.agent is not None:
+        return measured
     return measured if measured and measured.sha256 == spec.release.blob.sha256 else None
 
 

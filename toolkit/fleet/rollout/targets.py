@@ -16,6 +16,8 @@ import msgspec
 
 from device.choices import list_choices
 from device.protocol.documents import DeviceFacts, ReleaseSpec
+from device.update.agent_payload import AgentPayload, BoardSoftware
+from device.update.agent_payload import unfit as unfit_board
 from toolkit.errors import RolloutError
 
 Comparison = Literal["=", "!=", "<", "<=", ">", ">="]
@@ -39,7 +41,8 @@ _MB = 1024**2
 class Target:
     """A device as a rollout sees it. `labels`: the operator's above the device's own.
 
-    `running`: the SHA-256 of its release, empty if it runs none.
+    `running`: the SHA-256 of its release, empty if it runs none. `agent`: the version of its agent
+    (`AgentReport.running`), None: one that takes no releases of the agent.
     """
 
     device: str
@@ -49,6 +52,7 @@ class Target:
     running: str = ""
     online: bool = True
     dev: bool = False
+    agent: str | None = None
 
 
 def _version(text: str) -> tuple[int, ...] | None:
@@ -142,11 +146,19 @@ def _parse_requirement(part: str, text: str) -> Requirement:
 
 
 def unfit(
-    target: Target, release: ReleaseSpec, requirements: Sequence[Requirement]
+    target: Target,
+    release: ReleaseSpec,
+    requirements: Sequence[Requirement],
+    agent: AgentPayload | None = None,
 ) -> tuple[str, ...]:
-    """Return why a release does not fit a device, a sentence for each reason; none if it fits."""
-    reasons = []
-    if target.profile != release.profile:
+    """Return why a release does not fit a device, a sentence for each reason; none if it fits.
+
+    `agent`: what a release of the agent requires, which is for all profiles.
+    """
+    reasons: list[str] = []
+    if agent is not None:
+        reasons += _unfit_for_agent(target, agent)
+    elif target.profile != release.profile:
         reasons.append(f"it is {target.profile}, the release is for {release.profile}")
     if is_full(target, release) and release.blob.sha256 not in target.facts.bundles:
         reasons.append(
@@ -155,6 +167,16 @@ def unfit(
         )
     reasons += [reason for row in requirements if (reason := _broken(row, target)) is not None]
     return tuple(reasons)
+
+
+def _unfit_for_agent(target: Target, agent: AgentPayload) -> tuple[str, ...]:
+    if target.agent is None:
+        return (
+            "its agent takes no releases of the agent from a fleet: update it on the board, "
+            "`tandem-agent control self-update`",
+        )
+    facts = target.facts
+    return unfit_board(agent, BoardSoftware(facts.python, facts.machine, facts.glibc, facts.l4t))
 
 
 def is_full(target: Target, release: ReleaseSpec) -> bool:

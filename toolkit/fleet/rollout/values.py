@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from device.protocol.documents import InstallPolicy, Measured, ReleaseSpec
+from device.update.agent_payload import AgentPayload
 from toolkit.fleet.rollout.gates import Gate
 from toolkit.fleet.rollout.rates import Rate
 from toolkit.fleet.rollout.targets import Requirement
@@ -66,7 +67,8 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     `late_joiners`: devices that appear later and fit enter the last group.
     `soak_s`: so long a group stays as it passed before the next one begins; `start_s`: nothing is
     sent before. `queries`: what the groups @NAME of saved queries ask for.
-    `metrics`, `texts` and `models`: what the bundle says of itself, for gates on it.
+    `metrics`, `texts` and `models`: what the bundle says of itself, for gates on it. `agent`: it is
+    a release of the agent itself, and which boards it fits.
     """
 
     key: str
@@ -89,11 +91,12 @@ class RolloutSpec(_Value, frozen=True, kw_only=True):
     soak_s: float = 0.0
     start_s: float = 0.0
     queries: dict[str, tuple[Requirement, ...]] = {}
+    agent: AgentPayload | None = None
 
 
 class Member(_Value, frozen=True, kw_only=True):
     """A device of a rollout: its group by number, and the SHA-256 of the release that it goes back
-    to (empty: none is known)."""
+    to (empty: none is known); of an agent the version."""
 
     device: str
     group: int

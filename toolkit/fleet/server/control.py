@@ -373,7 +373,7 @@ class Control:
                 for name, row in own.items()
                 if name in runs and runs[name] != row.previous
             }
-            if other:
+            if other and self._specs[number].agent is None:  # an agent knows the one before
                 self._note(this, number, [v.Begun(at_s=at_s, previous=other)])
             self._take_over(this, number, own, at_s)
 
@@ -424,7 +424,8 @@ class Control:
         """
         spec, undo = self._specs[number], isinstance(action, v.Undo)
         release: ReleaseSpec = spec.release
-        if isinstance(action, v.Undo):
+        leave = undo and spec.agent is not None  # the device has the version before
+        if isinstance(action, v.Undo) and not leave:
             release = self._releases[action.sha256][0]
         counter = max(int(at_s * 1000), 0 if last is None else last.counter + 1)
         expires_s = at_s + EXPIRES_S
@@ -437,6 +438,7 @@ class Control:
             counter=counter,
             expires=dt.datetime.fromtimestamp(int(expires_s), dt.timezone.utc).isoformat(),
             policy=going_back(spec.policy) if undo else spec.policy,
+            leave=leave,
         )
         return DesiredRow(
             action.device, counter, number, undo, release.blob.sha256, expires_s,

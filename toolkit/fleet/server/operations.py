@@ -5,7 +5,7 @@ Nothing here needs a server to run: an order waits in the store until one does.
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -15,6 +15,7 @@ import msgspec
 from device.choices import list_choices
 from device.files import replacing
 from device.protocol.documents import ReleaseSpec
+from device.update.agent_versions import environment_name
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
@@ -24,7 +25,7 @@ from toolkit.fleet.rollout.targets import Requirement, Target, is_full, parse_re
 from toolkit.fleet.server.control import DECOMMISSION, LABEL
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
-from toolkit.fleet.store.device_queries import having_bundle, load_targets
+from toolkit.fleet.store.device_queries import EVERY, having_bundle, load_targets, stream
 from toolkit.fleet.store.devices import (
     load_device,
     load_ear,
@@ -32,6 +33,7 @@ from toolkit.fleet.store.devices import (
     set_labels,
 )
 
+INSTALLED_AGENT = "installed"  # what a device goes back to that runs its installed agent
 MAX_LABELS = 64
 MAX_LABELLED = 5000  # devices at once: the server waits for the write
 QUERY = "query"  # kind of the log's rows that say that a saved query has changed
@@ -58,7 +60,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     `ungrouped`: devices that it fits and no group takes. `offline`: those that are away or silent,
     and get it once they are back. `unsigned`: those with dev = true. `before`: the release that
-    each goes back to, by its SHA-256; of the others it is not known.
+    each goes back to, by its SHA-256, or the version of its agent; of the others it is not known.
     """
 
     release: ReleaseSpec
@@ -85,12 +87,14 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
     release = f"{spec.release.name} {spec.release.version}"
     statements = BundleStatements(spec.metrics, spec.texts, spec.models)
     check_bundle_gates(spec.gates, release, statements)
-    targets = _targets(database, spec.release)
+    targets = _targets(database, spec)
     if not targets:
         raise RolloutError(
             "no device of this fleet has reported yet: start `tandem fleet serve` and the agents"
         )
-    reasons = {target.device: unfit(target, spec.release, spec.requires) for target in targets}
+    reasons = {
+        target.device: unfit(target, spec.release, spec.requires, spec.agent) for target in targets
+    }
     fit = [target for target in targets if not reasons[target.device]]
     if not fit:
         example = next(iter(reasons.items()))
@@ -114,13 +118,26 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
         ungrouped=_names([target for target in fit if target.device not in grouped]),
         offline=_names([target for target in members if not target.online]),
         unsigned=_names([target for target in members if target.dev]),
-        before={row.device: row.running for row in members if row.running in known},
+        before={row.device: before for row in members if (before := _before(spec, row, known))},
     )
 
 
-def _targets(database: Database, release: ReleaseSpec) -> list[Target]:
+def _before(spec: v.RolloutSpec, target: Target, known: Container[str]) -> str:
+    """Return what a device goes back to, empty if the fleet cannot say."""
+    if spec.agent is None:
+        return target.running if target.running in known else ""
+    sha256 = spec.release.blob.sha256
+    runs = target.agent == environment_name(spec.release.version, sha256)
+    return sha256 if runs else target.agent or INSTALLED_AGENT
+
+
+def _targets(database: Database, spec: v.RolloutSpec) -> list[Target]:
     """Return all devices as the plan of a release needs them."""
-    targets = load_targets(database, load_ear(database))
+    release, ear = spec.release, load_ear(database)
+    if spec.agent is not None:  # what its boards must have is in their documents alone
+        rows = (row.target(ear) for row in stream(database, EVERY, ear))
+        return [target for target in rows if target is not None]
+    targets = load_targets(database, ear)
     full = [target.device for target in targets if is_full(target, release)]
     having, bundles = having_bundle(database, full, release.blob.sha256), (release.blob.sha256,)
     return [

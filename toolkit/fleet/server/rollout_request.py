@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from device.protocol.documents import InstallPolicy
 from device.update.bundle import read_bundle_info
+from toolkit.errors import RolloutError
 from toolkit.fleet.bundles.facts import statements_of
 from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.rollout import values as v
@@ -51,8 +52,15 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def spec_of(database: Database, request: RolloutRequest, bundle: Path) -> v.RolloutSpec:
     """Return the spec of a new rollout. Raises RolloutError: a text cannot be read, or names a
-    query that the fleet does not have; BundleError."""
-    gates, facts = parse_gates(request.gates), statements_of(read_bundle_info(bundle))
+    query that the fleet does not have; BundleError.
+
+    A release of the agent has no late joiners: the newest rollout takes a new device, which then
+    would never get its pipeline.
+    """
+    info = read_bundle_info(bundle)
+    gates, facts = parse_gates(request.gates), statements_of(info)
+    if info.agent is not None and request.shadow_s:
+        raise RolloutError("shadow mode compares pipelines: leave --shadow out for an agent")
     release = release_of(bundle)
     policy = InstallPolicy(
         confirm_after_s=request.confirm_after_s,
@@ -67,7 +75,7 @@ def spec_of(database: Database, request: RolloutRequest, bundle: Path) -> v.Roll
         key=new_key(),
         release=release,
         groups=groups,
-        policy=with_gates(policy, gates),
+        policy=policy if info.agent is not None else with_gates(policy, gates),
         rate=rate,
         success=parse_share(request.success),
         max_failures=parse_limit(request.max_failures),
@@ -79,9 +87,10 @@ def spec_of(database: Database, request: RolloutRequest, bundle: Path) -> v.Roll
         models=facts.models,
         timeout_s=request.timeout_s,
         approval=request.approval,
-        late_joiners=request.late_joiners,
+        late_joiners=request.late_joiners and info.agent is None,
         retry=request.retry,
         soak_s=parse_duration(request.soak),
         start_s=parse_start(request.start_at, database.now_s()) if request.start_at else 0.0,
         queries={name: query_of(database, name) for name in queries_in(groups)},
+        agent=info.agent,
     )

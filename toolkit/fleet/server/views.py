@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from device.protocol.documents import DeviceFacts, Measured, PipelineReport, Running, Update
+from device.protocol.documents import (
+    AgentReport,
+    DeviceFacts,
+    Measured,
+    PipelineReport,
+    Running,
+    Update,
+)
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear, Outage, outages
 from toolkit.fleet.rollout.reports import request_of
@@ -94,7 +101,7 @@ class DeviceView(_View, frozen=True, kw_only=True):
     `silent_since`: the same as `last_heard` while it is silent. `beats`: whether its agent says
     beats, without which silence is not noticed. `clock`: what its clock said at the last beat.
     `dev`: it takes releases that are not signed. `rollout` and `phase`: the rollout that it is in,
-    0: none.
+    0: none. `agent`: the version that its agent says; `versions`: its releases of the agent.
     """
 
     id: str
@@ -116,6 +123,8 @@ class DeviceView(_View, frozen=True, kw_only=True):
     warning: str
     rollout: int
     phase: str
+    agent: str = ""
+    versions: AgentReport | None = None
 
 
 def rollout_views(database: Database, numbers: Iterable[int] = ()) -> list[RolloutView]:
@@ -315,4 +324,6 @@ def _device_view(row: DeviceRow, ear: Ear, rollout: int, phase: str) -> DeviceVi
         warning="" if reported is None else reported.warning,
         rollout=rollout,
         phase=phase,
+        agent="" if reported is None else reported.agent,
+        versions=None if reported is None else reported.versions,
     )

@@ -72,6 +72,7 @@ class DeviceRow:
             running="" if reported.running is None else reported.running.sha256,
             online=self.is_online(ear),
             dev=reported.dev,
+            agent=None if reported.versions is None else reported.versions.running,
         )
 
 

@@ -7,6 +7,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from device.update.bundle import read_bundle_info
 from toolkit.cli.actions.fleet.tables import plan_table, rollout_table, rollouts_table
 from toolkit.cli.actions.fleet.views import open_store, operator, show
 from toolkit.cli.commands.fleet_rollout import (
@@ -15,6 +16,7 @@ from toolkit.cli.commands.fleet_rollout import (
     RolloutStatus,
     Start,
 )
+from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.server.operations import (
     get_spec,
@@ -39,19 +41,31 @@ DONE: Mapping[v.Order, str] = {
 
 def start(options: Start) -> None:
     """Begin a rollout, or print what it would do. Raises TandemError."""
-    request = _request(options)
+    request, bundle = _request(options), _bundle(options)
     with open_store(options.folder) as database:
-        spec = spec_of(database, request, options.bundle)
+        spec = spec_of(database, request, bundle)
         plan, number = make_plan(database, spec), 0
         if not options.dry_run:
-            spec = msgspec.structs.replace(spec, release=admit(options.folder, options.bundle))
-            number = start_rollout(database, spec, plan, options.bundle, operator())
+            spec = msgspec.structs.replace(spec, release=admit(options.folder, bundle))
+            number = start_rollout(database, spec, plan, bundle, operator())
     if options.as_json:
         document = {"rollout": number or None, "plan": plan}
         click.echo(msgspec.json.encode(document).decode())
         return
     Console().print(plan_table(plan))
     click.echo(f"rollout {number} has begun" if number else "Nothing was sent (--dry-run).")
+
+
+def _bundle(options: Start) -> Path:
+    """Return what is rolled out; RolloutError: not one file was named, or one of the other kind."""
+    given = [path for path in (options.bundle, options.agent) if path is not None]
+    if len(given) != 1:
+        raise RolloutError("name either --bundle FILE or --agent FILE")
+    info = read_bundle_info(given[0])
+    if (info.agent is None) != (options.agent is None):
+        other = "--bundle" if info.agent is None else "--agent"
+        raise RolloutError(f"{given[0]} holds {info.name} {info.version}: name it by {other}")
+    return given[0]
 
 
 def _request(options: Start) -> RolloutRequest:

@@ -160,11 +160,21 @@ def device_table(view: DeviceView) -> RenderableType:
         ("reason", "" if view.update is None else view.update.reason),
         ("rollout", f"{view.rollout}: {view.phase}" if view.rollout else "none"),
         ("labels", _labels(view)),
+        ("agent", view.agent),
     ]
+    if (versions := view.versions) is not None:
+        given_up = f"{versions.failed}: {versions.reason}" if versions.failed else ""
+        rows += [
+            ("agent release", versions.running or "the installed agent"),
+            ("agent on trial", versions.trial),
+            ("agent given up", given_up),
+        ]
     if facts is not None:
         rows += [
             ("module", facts.module),
             ("JetPack", facts.jetpack),
+            ("L4T", facts.l4t),
+            ("Python", facts.python),
             ("TensorRT", facts.tensorrt),
             ("DLA cores", str(facts.dla_cores)),
             ("memory", f"{facts.memory_mb} MB" if facts.memory_mb else ""),

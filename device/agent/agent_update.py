@@ -1,0 +1,250 @@
+"""A release of the agent that the fleet asks for: fetched, made an environment by a child, tried.
+
+What becomes of it is decided by `device.update.agent_decisions`; `agent_trial` keeps the versions.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from device.agent.agent_trial import AgentTrial
+from device.agent.child_process import TaskEnded, start_task
+from device.agent.config import AgentConfig
+from device.agent.downloads import fetch_options
+from device.errors import TandemError
+from device.files import make_folder
+from device.protocol.documents import AgentReport, BlobGet, Desired, Phase, Update
+from device.start.command import module_command
+from device.trust.exchange import TRUSTED, Verdict
+from device.update.admission import waits_for_window
+from device.update.agent_decisions import AgentDecision, decide_agent
+from device.update.agent_payload import PROFILE
+from device.update.agent_versions import TrialTerms, environment_name
+from device.update.decisions import update_of
+from device.update.events import IDLE
+from device.update.fetching import Fetching
+from device.update.sources.reader import SourceEvent
+
+LOG = logging.getLogger("tandem.agent")
+DOWNLOAD = "agent-download"  # in the state folder
+INSTALL_S = 1800.0  # a child that unpacks wheels for longer is ended
+MAX_RESULT_BYTES = 64 * 1024
+_INSTALL = "device.agent.version_install"
+
+
+def is_agent_release(desired: Desired | None) -> bool:
+    """Whether a desired document is about the agent itself."""
+    return desired is not None and desired.release.profile == PROFILE
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInstalled:
+    """The child of a run has ended: the `name` of the environment, or the `problem`."""
+
+    run: int
+    name: str
+    problem: str
+
+
+class AgentUpdate:
+    """No release of the agent that is asked for, or one and how far it is."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        trial: AgentTrial,
+        put: Callable[[VersionInstalled | SourceEvent], None],
+        local_time: Callable[[], time.struct_time] = time.localtime,
+    ) -> None:
+        """`put` takes events, from other threads; `local_time`: of the device."""
+        self._config = config
+        self._trial = trial
+        self._put = put
+        self._local_time = local_time
+        self._folder = Path(config.state_dir) / DOWNLOAD
+        self._fetching = Fetching(self._folder, config.update.window_chunks, put)
+        self._desired: Desired | None = None
+        self._verdict: Verdict = TRUSTED
+        self._versions = trial.versions  # of the last decision
+        self._decision = AgentDecision("verifying")
+        self._update = IDLE
+        self._run = 0
+        self._end_child: Callable[[], None] | None = None
+        self._installed = ""  # name of the environment that may be tried
+        self._problem = ""
+
+    @property
+    def update(self) -> Update | None:
+        """The report on the desired release, None: it is none of the agent."""
+        return None if self._desired is None else self._update
+
+    @property
+    def report(self) -> AgentReport:
+        """The versions on this board."""
+        versions = self._trial.versions
+        return AgentReport(
+            running=self._trial.running, previous=versions.previous, trial=versions.trial,
+            failed=versions.failed, reason=versions.reason,
+        )  # fmt: skip
+
+    @property
+    def due_s(self) -> float | None:
+        """When `next_request` is due without an event."""
+        return self._fetching.wake_at_s
+
+    def on_desired(self, desired: Desired | None, verdict: Verdict) -> None:
+        """Take the desired release, None: it is none of the agent, and what its signatures say."""
+        before, self._desired, self._verdict = self._desired, desired, verdict
+        if desired is None or before is None or before.request != desired.request:
+            self.stop()
+        if desired is not None:
+            self._decide(desired)
+
+    def stop(self) -> None:
+        """End what is under way; a download can be resumed."""
+        if self._end_child is not None:
+            self._end_child()
+        self._run += 1
+        self._end_child, self._installed, self._problem = None, "", ""
+        self._fetching.pause()
+
+    def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
+        """Take a part of a blob that arrived; those of other blobs are dropped."""
+        try:
+            self._fetching.take(sha256, part, payload, now_s)
+        except (TandemError, OSError) as error:
+            self._problem = str(error)
+
+    def on_source(self, event: SourceEvent, now_s: float) -> bool:
+        """Take what a source gave; False: it is not of this release."""
+        desired = self._desired
+        if desired is None or event.sha256 != desired.release.blob.sha256:
+            return False
+        try:
+            self._fetching.on_source(event, now_s)
+        except (TandemError, OSError) as error:
+            self._problem = str(error)
+        return True
+
+    def on_installed(self, event: VersionInstalled) -> None:
+        """Take the end of the child."""
+        if event.run == self._run and self._desired is not None:
+            self._end_child, self._installed = None, event.name
+            self._fetching.remove()
+            if event.problem:
+                self._refuse(self._desired, event.problem)
+
+    def forget_requests(self) -> None:
+        """Count nothing as in flight: the connection to the broker was lost."""
+        self._fetching.forget_requests()
+
+    def next_request(self, now_s: float, *, online: bool) -> BlobGet | None:
+        """Return the request for chunks to send now."""
+        return self._fetching.next_request(now_s, online=online)
+
+    def advance(self, now_s: float, *, busy: bool, mqtt: bool, pipeline: bool) -> bool:
+        """Go on; return whether the agent has to end now, as another version is started next.
+
+        `busy`: a release of a pipeline is on trial. `mqtt`, `pipeline`: what works now.
+        """
+        desired = self._desired
+        if desired is None:
+            return False
+        if self._trial.versions is not self._versions:
+            self._decide(desired)
+        word = self._decision.word
+        if word == "leave" or (word == "fetch" and self._installed):
+            return self._switch(desired, TrialTerms(mqtt, pipeline, request=desired.request), busy)
+        if word == "fetch" and self._end_child is None:
+            self._fetch(desired, now_s)
+        return False
+
+    def _decide(self, desired: Desired) -> None:
+        self._versions = self._trial.versions
+        before = self._decision
+        self._decision = decide_agent(desired, self._verdict, self._versions, self._trial.running)
+        word = self._decision.word
+        if word == "fetch":
+            if not (self._fetching.running or self._installed):
+                self._begin(desired)
+            return
+        self.stop()
+        if word != "leave":
+            self._tell(desired, word, self._decision.reason)
+        if word in ("rolled_back", "refused") and self._decision != before:
+            LOG.error("%s %s: %s", desired.release.name, desired.release.version,
+                self._decision.reason)  # fmt: skip
+            self._trial.remove_failed()
+
+    def _tell(self, desired: Desired, phase: Phase, reason: str = "") -> None:
+        received = self._fetching.received_bytes
+        if phase not in ("downloading", "verifying"):
+            received = desired.release.blob.bytes
+        self._update = update_of(desired, phase, received, reason)
+
+    def _begin(self, desired: Desired) -> None:
+        try:
+            make_folder(self._folder, 0o700)
+            options = fetch_options(desired, self._config.update, {})
+            self._fetching.begin(desired.release.blob, options)
+        except (TandemError, OSError) as error:
+            self._problem = str(error)
+        self._tell(desired, "downloading")
+
+    def _fetch(self, desired: Desired, now_s: float) -> None:
+        problem = self._problem or self._fetching.advance(now_s)
+        if problem:
+            self._fetching.remove()
+            self._refuse(desired, problem)
+        elif self._fetching.complete:
+            self._install(desired)
+        else:
+            self._tell(desired, "downloading", self._fetching.complaint)
+
+    def _install(self, desired: Desired) -> None:
+        """Let a child make the environment: unpacking takes long, and is no work of the agent."""
+        release, run = desired.release, self._run
+
+        def put(ended: TaskEnded) -> None:
+            result = ended.result or {"problem": ended.problem}
+            name, problem = str(result.get("name", "")), str(result.get("problem", ""))
+            self._put(VersionInstalled(run, name, problem))
+
+        try:
+            bundle = self._fetching.finish()
+        except (TandemError, OSError) as error:
+            self._fetching.remove()
+            self._refuse(desired, str(error))
+            return
+        words = (self._config.state_dir, str(bundle), release.blob.sha256, release.version)
+        self._end_child = start_task(
+            "agent", module_command(_INSTALL, *words), put, limit_s=INSTALL_S,
+            max_bytes=MAX_RESULT_BYTES,
+        )  # fmt: skip
+        self._tell(desired, "staging")
+
+    def _refuse(self, desired: Desired, reason: str) -> None:
+        """Refuse the release for this request, whatever happens."""
+        release = desired.release
+        name = environment_name(release.version, release.blob.sha256)
+        LOG.error("refused %s %s: %s", release.name, release.version, reason)
+        try:
+            self._trial.refuse(name, desired.request, reason)
+        except OSError as error:
+            LOG.error("that is forgotten at the next start: %s", error)
+        self._versions, self._decision = self._trial.versions, AgentDecision("refused", reason)
+        self._tell(desired, "refused", reason)
+
+    def _switch(self, desired: Desired, terms: TrialTerms, busy: bool) -> bool:
+        """Make way for the version, or for the one before; False: not now, as the report says."""
+        now = self._local_time()
+        problem = "a release is on trial: the agent waits for its end" if busy else (
+            waits_for_window(desired.policy, now.tm_hour, now.tm_min)
+        )  # fmt: skip
+        if not problem:
+            leaves = self._decision.word == "leave"
+            problem = self._trial.go_back() if leaves else self._trial.begin(self._installed, terms)
+        self._tell(desired, "postponed" if problem else "trial", problem or "")
+        return not problem

@@ -1,0 +1,184 @@
+"""A release of the agent that a fleet asks for: what is decided, and how it comes to its trial."""
+
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from control_fixtures import desired_of
+from mqtt_fixtures import WAIT_S
+from self_update_fixtures import packed
+
+from device.agent.agent_trial import AgentTrial
+from device.agent.agent_update import AgentUpdate, VersionInstalled
+from device.agent.config import AgentConfig
+from device.agent.launch import ENVIRONMENT
+from device.files import sha256_of
+from device.protocol.documents import BlobSpec, Desired, InstallPolicy, ReleaseSpec, Update
+from device.trust.exchange import TRUSTED, Refused, Unverified, Verdict
+from device.update import agent_versions as av
+from device.update.agent_decisions import decide_agent
+from device.update.agent_versions import AgentVersions
+from device.update.sources.reader import SourceEvent
+
+BLOB = BlobSpec(sha256="b" * 64, bytes=9, chunk_bytes=65536, index_sha256="c" * 64)
+DESIRED = Desired(
+    format=2, request="r2", release=ReleaseSpec(name="n", version="2", profile="agent", blob=BLOB)
+)
+TWO = "2-bbbbbbbbbbbb"
+LEAVE = msgspec.structs.replace(DESIRED, leave=True)
+AGAIN = msgspec.structs.replace(DESIRED, retry=True)
+FAILED = AgentVersions(failed=TWO, reason="it hung", request="r1")
+
+# desired, verdict, versions, what runs; the word, a part of the reason
+DECISIONS: list[tuple[Desired, Verdict, AgentVersions, str, str, str]] = [
+    (DESIRED, TRUSTED, AgentVersions(), "", "fetch", ""),
+    (DESIRED, Refused(reason="forged"), AgentVersions(), "", "refused", "forged"),
+    (DESIRED, Unverified(reason="wait"), AgentVersions(), "", "verifying", "wait"),
+    (DESIRED, TRUSTED, AgentVersions(trial=TWO, starts=1), TWO, "trial", ""),
+    (DESIRED, TRUSTED, AgentVersions(trial="3-x", starts=1), "3-x", "postponed", "3-x"),
+    (DESIRED, Unverified(), AgentVersions(current=TWO), TWO, "live", ""),
+    (DESIRED, TRUSTED, AgentVersions(current=TWO), "", "rolled_back", "version installed runs"),
+    (LEAVE, Unverified(reason="wait"), AgentVersions(current=TWO), TWO, "verifying", "wait"),
+    (LEAVE, TRUSTED, AgentVersions(current=TWO), TWO, "leave", ""),
+    (LEAVE, TRUSTED, AgentVersions(current="1-x", previous="0-x"), "1-x", "live", ""),
+    (DESIRED, TRUSTED, FAILED, "", "rolled_back", "was given up before: it hung"),
+    (AGAIN, TRUSTED, FAILED, "", "fetch", ""),
+    (AGAIN, TRUSTED, msgspec.structs.replace(FAILED, request="r2"), "", "rolled_back", "it hung"),
+    (DESIRED, TRUSTED, av.refuse(FAILED, TWO, "r1", "no room"), "", "fetch", ""),
+    (DESIRED, TRUSTED, av.refuse(FAILED, TWO, "r2", "no room"), "", "refused", "no room"),
+    (
+        msgspec.structs.replace(DESIRED, format=9), TRUSTED, AgentVersions(), "", "refused",
+        "has format 9",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("desired", "verdict", "versions", "running", "word", "reason"), DECISIONS)
+def test_what_becomes_of_a_release(
+    desired: Desired, verdict: Verdict, versions: AgentVersions, running: str, word: str,
+    reason: str,
+) -> None:  # fmt: skip
+    decision = decide_agent(desired, verdict, versions, running)
+    assert decision.word == word
+    assert reason in decision.reason
+
+
+class Bench:
+    """An update without an agent: its events are taken from a queue, its source is a folder."""
+
+    def __init__(self, folder: Path, running: str = "") -> None:
+        self.state_dir = folder / "state"
+        self.state_dir.mkdir(exist_ok=True)
+        config = {
+            "device": "d", "profile": "p", "state_dir": str(self.state_dir), "dev": True,
+            "broker": {"host": "127.0.0.1"}, "update": {"sources": [str(folder)]},
+        }  # fmt: skip
+        self.events: queue.Queue[VersionInstalled | SourceEvent] = queue.Queue()
+        self.hour = 12
+        self.trial = AgentTrial(self.state_dir, {ENVIRONMENT: running} if running else {})
+        self.update = AgentUpdate(
+            msgspec.convert(config, AgentConfig), self.trial, self.events.put,
+            lambda: time.struct_time((2026, 1, 1, self.hour, 0, 0, 0, 1, 0)),
+        )  # fmt: skip
+
+    def advance(self, *, busy: bool = False) -> bool:
+        now_s = time.monotonic()
+        self.update.next_request(now_s, online=False)
+        return self.update.advance(now_s, busy=busy, mqtt=True, pipeline=False)
+
+    def until(self, condition: Callable[[], bool], *, busy: bool = False) -> None:
+        """Take events until something is so."""
+        end_s = time.monotonic() + 6 * WAIT_S
+        while not condition():
+            assert time.monotonic() < end_s, self.told
+            assert not self.advance(busy=busy)
+            try:
+                event = self.events.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            if isinstance(event, VersionInstalled):
+                self.update.on_installed(event)
+            else:
+                assert self.update.on_source(event, time.monotonic())
+
+    @property
+    def told(self) -> Update:
+        update = self.update.update
+        assert update is not None
+        return update
+
+
+def release_in(folder: Path, code: str = "def agent(): ...", **changes: object) -> Desired:
+    """A release in a folder that is a source of bundles, and the document that asks for it."""
+    bundle = packed(folder, "2.0", code)
+    desired = desired_of(bundle, **changes)
+    bundle.rename(folder / f"{sha256_of(bundle)}.bundle")
+    return desired
+
+
+def test_a_release_is_fetched_and_made_an_environment_and_tried_in_its_window(
+    tmp_path: Path,
+) -> None:
+    policy = InstallPolicy(not_before="02:00", not_after="04:00")
+    desired = release_in(tmp_path, policy=policy)
+    bench = Bench(tmp_path)
+    bench.update.on_desired(desired, TRUSTED)
+    bench.until(lambda: bench.told.phase == "postponed", busy=True)
+    assert "a release is on trial" in bench.told.reason
+    bench.until(lambda: "maintenance window" in bench.told.reason)
+    bench.hour = 3
+    assert bench.advance()
+    name = av.environment_name("2.0", desired.release.blob.sha256)
+    noted = av.read_versions(bench.state_dir)
+    assert (noted.trial, noted.needs_mqtt, noted.needs_pipeline) == (name, True, False)
+    assert noted.request == desired.request
+    assert (bench.told.phase, bench.told.request) == ("trial", desired.request)
+    assert bench.update.report.trial == name
+    assert not bench.advance()  # once is enough
+
+    av.write_versions(bench.state_dir, av.at_start(noted, lambda _one: True)[0])
+    new = Bench(tmp_path, name)  # the agent of the new version
+    new.update.on_desired(desired, TRUSTED)
+    assert new.told.phase == "trial"
+    new.trial.advance(0.0, mqtt=True, pipeline=False)
+    assert not new.advance()
+    assert new.told.phase == "live"
+    new.update.on_desired(msgspec.structs.replace(desired, leave=True, request="u"), TRUSTED)
+    new.hour = 3
+    assert new.advance()
+    assert av.read_versions(new.state_dir) == AgentVersions(request=desired.request)
+
+    old = Bench(tmp_path)
+    old.update.on_desired(msgspec.structs.replace(desired, leave=True, request="u"), TRUSTED)
+    assert (old.told.phase, old.told.request) == ("live", "u")
+
+
+def test_a_release_that_does_not_start_is_refused_once_for_each_request(tmp_path: Path) -> None:
+    desired = release_in(tmp_path, "import a_package_that_is_not_there")
+    bench = Bench(tmp_path)
+    bench.update.on_desired(desired, TRUSTED)
+    bench.until(lambda: bench.told.phase == "refused")
+    assert "does not start: ModuleNotFoundError" in bench.told.reason
+    assert bench.update.report.reason == bench.told.reason
+    assert [path.name for path in (bench.state_dir / av.FOLDER).iterdir()] == [av.FILE]
+    again = Bench(tmp_path)  # the agent was started again
+    again.update.on_desired(desired, TRUSTED)
+    assert (again.told.phase, again.told.reason) == ("refused", bench.told.reason)
+    again.update.on_desired(msgspec.structs.replace(desired, request="new"), TRUSTED)
+    assert again.told.phase == "downloading"
+    again.update.stop()
+
+
+def test_a_release_that_nobody_has_is_refused_with_the_reason(tmp_path: Path) -> None:
+    desired = release_in(tmp_path)
+    for bundle in tmp_path.glob("*.bundle"):
+        bundle.unlink()
+    bench = Bench(tmp_path)
+    bench.update.on_desired(desired, TRUSTED)
+    bench.until(lambda: bool(bench.told.reason))
+    assert str(tmp_path) in bench.told.reason
+    bench.update.on_desired(None, TRUSTED)
+    assert bench.update.update is None
