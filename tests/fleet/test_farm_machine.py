@@ -163,11 +163,35 @@ def test_two_boards_that_lie_together_about_most_keys_pass_nothing() -> None:
     assert "fewer than 3 of x, y, z agree" in told.reasons["one"]
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_task_that_kills_its_boards_is_given_up_after_three_and_the_others_go_on(
+    *, says_so: bool
+) -> None:
+    tasks, truth = tactics(30, 5)
+    poison = frozenset({tasks[0].name})
+    boards = {f"board-{n}": SimulatedBoard(killed_by=poison, says_so=says_so) for n in range(12)}
+    told = Simulation(v.make_farm(tasks, v.Rules(lease_s=120.0)), boards, truth).run()
+    reason = "its agent is lost" if says_so else "it gave no answer within 120 s"
+    assert list(told.out.values()) == [reason] * 3
+    assert list(told.reasons) == [tasks[0].name]
+    assert told.reasons[tasks[0].name].startswith("it failed on 3 boards; ")
+    assert told.reasons[tasks[0].name].endswith(reason)
+    assert [name for name, verdict in told.verdicts.items() if verdict != "agreed"] == list(poison)
+    assert told.times.keys() == truth.keys() - tasks[0].keys
+
+
+def test_a_task_that_has_killed_a_board_waits_for_those_that_have_it() -> None:
+    state, effects = run(FARM, *joined("x", "y", "z", "w"), (5.0, v.Lost("x", "its agent is lost")))
+    assert effects == [v.Release("x")]
+    state, effects = step(FARM, state, measured(2)[1], 6.0)
+    assert [effect.board for effect in effects if isinstance(effect, v.Job)] == ["w"]
+
+
 @settings(max_examples=15, deadline=None, database=None)
 @given(
     seed=st.integers(0, 10**6),
     liars=st.dictionaries(st.integers(0, 11), st.sampled_from([1 / 3, 3.0]), max_size=2),
-    dead=st.dictionaries(st.integers(0, 11), st.integers(1, 3), max_size=3),
+    dead=st.dictionaries(st.integers(0, 11), st.integers(1, 3), max_size=2),
     says_so=st.booleans(),
     per_task=st.sampled_from([3, 10]),
 )

@@ -2,9 +2,10 @@
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,14 +17,7 @@ from postgresql_fixtures import postgresql
 from rich.console import Console
 from store_fixtures import all_devices
 
-from device.protocol.documents import (
-    AgentReport,
-    Desired,
-    DeviceFacts,
-    InstallPolicy,
-    Measured,
-    encode,
-)
+from device.protocol.documents import AgentReport, Desired, DeviceFacts, InstallPolicy, Measured
 from device.protocol.mqtt import LinkDown, LinkUp, Message
 from device.update.agent_payload import AgentPayload
 from toolkit.cli.actions.fleet.tables import device_table, rollout_table
@@ -33,7 +27,7 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import parse_gates
 from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
 from toolkit.fleet.server import control as control_module
-from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.control import Control, encode_all
 from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import (
     decommission,
@@ -133,6 +127,40 @@ def test_a_rollout_goes_from_canary_to_rest(store: Database) -> None:
     )
     assert store.rows("SELECT status FROM rollouts") == [("finished",)]
     assert log.verify(store).rows > 0
+
+
+def test_statements_and_keys_of_a_round_do_not_grow_with_its_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed: list[int] = []
+
+    def sign(documents: Sequence[Desired]) -> list[bytes]:
+        signed.append(len(documents))
+        return encode_all(documents)
+
+    def statements_of(count: int) -> int:
+        (tmp_path / str(count)).mkdir()
+        store = open_database("sqlite:///fleet.db", tmp_path / str(count))
+        bench = Bench(store, count)
+        bench.control = Control(store, "me", sign)
+        bench.start(spec_of("a"))
+        statements: list[str] = []
+        for name in ("rows", "run", "run_many"):
+
+            def noted(sql: str, *values: object, run: Callable[..., object]) -> object:
+                statements.append(sql)
+                return run(sql, *values)
+
+            monkeypatch.setattr(store, name, partial(noted, run=getattr(store, name)))
+        bench.round()
+        live = [report("a", "live", bench.desired[f"d{n}"].request) for n in range(count)]
+        bench.round(*(device_row(f"d{n}", report) for n, report in enumerate(live)))
+        assert bench.control.states[1].groups[0].counts == {"live": count}
+        store.close()
+        return len(statements)
+
+    assert statements_of(2) == statements_of(40)
+    assert signed == [2, 40]
 
 
 def test_what_was_kept_before_a_kill_is_sent_after_it(store: Database) -> None:
@@ -372,7 +400,7 @@ def test_a_server_without_its_broker_lets_no_time_pass(store: Database, tmp_path
     bench = Bench(store, 1)
     bench.start(spec_of("a"))
     (tmp_path / "fleet.toml").write_text('name = "f"\n[broker]\nhost = "127.0.0.1"\n')
-    server = FleetServer(load_fleet(tmp_path), sign=encode, services=())
+    server = FleetServer(load_fleet(tmp_path), sign=encode_all, services=())
     server._round(bench.control, NoLink())
     assert bench.control.documents_after("") == []
     up = LinkUp(1, "5")
@@ -402,7 +430,7 @@ def test_a_report_whose_numbers_cannot_be_is_not_taken(
     bench.start(spec_of("a", gates=parse_gates("frames>1, errors<1%")))
     bench.round()
     (tmp_path / "fleet.toml").write_text('name = "f"\n[broker]\nhost = "127.0.0.1"\n')
-    server = FleetServer(load_fleet(tmp_path), sign=encode, services=())
+    server = FleetServer(load_fleet(tmp_path), sign=encode_all, services=())
     answer = report("a", "live", bench.desired["d0"].request)
     payload = msgspec.json.encode({**msgspec.to_builtins(answer), **fields})
     for event in (LinkUp(1, "5"), Message("fleet/v1/d0/reported", payload)):

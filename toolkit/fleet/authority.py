@@ -194,13 +194,7 @@ class Authority:
 
     def revoked(self) -> dict[str, str]:
         """Return serial number (decimal) -> time of revocation (RFC 3339)."""
-        path = self.folder / "revoked.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.DecodeError) as error:
-            raise FleetError(f"cannot read {path}: {error}") from error
+        return read_revoked(self.folder)
 
     def revoke(self, serials: Sequence[int]) -> None:
         """Add certificates to the revocation list, which the broker then refuses. The caller holds
@@ -248,6 +242,18 @@ def read_certificate(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise FleetError(f"cannot read the certificate {path}: {error}") from error
+
+
+def read_revoked(folder: Path) -> dict[str, str]:
+    """Return serial number (decimal) -> time of revocation (RFC 3339) of the CA in a folder;
+    FleetError: its list cannot be read."""
+    path = folder / "revoked.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise FleetError(f"cannot read {path}: {error}") from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -43,8 +43,8 @@ def step(farm: Farm, state: State, event: Event, now_s: float) -> tuple[State, t
     state, released = _take(farm, state, event, now_s)
     for job in [job for job in state.running.values() if job.until_s <= now_s]:
         reason = f"it gave no answer within {farm.rules.lease_s:g} s"
-        state, late = _ended(state, job.number)
-        state, released = _out(state, job.board, reason), (*released, *late)
+        state, late = _dead(state, job, reason)
+        released = (*released, *late)
     free = {n: replace(b, free_s=0.0) for n, b in state.boards.items() if 0.0 < b.free_s <= now_s}
     state = replace(state, boards={**state.boards, **free})
     state, jobs = _hand_out(farm, state, now_s)
@@ -72,8 +72,9 @@ def _take(farm: Farm, state: State, event: Event, now_s: float) -> tuple[State, 
         return replace(state, boards={event.board: Board(), **state.boards}), ()
     if isinstance(event, Lost) and event.board in state.boards:
         job = next((job for job in state.running.values() if job.board == event.board), None)
-        after, released = (state, ()) if job is None else _ended(state, job.number)
-        return _out(after, event.board, event.reason), released
+        if job is None:
+            return _out(state, event.board, event.reason), ()
+        return _dead(state, job, event.reason)
     if isinstance(event, Measured | Failed | Busy) and event.job in state.running:
         job = state.running[event.job]
         after, released = _ended(state, event.job)
@@ -100,6 +101,12 @@ def _answered(farm: Farm, state: State, job: Job, event: Measured | Failed) -> S
 def _ended(state: State, number: int) -> tuple[State, tuple[Effect, ...]]:
     running = {key: job for key, job in state.running.items() if key != number}
     return replace(state, running=running), (Release(state.running[number].board),)
+
+
+def _dead(state: State, job: Job, reason: str) -> tuple[State, tuple[Effect, ...]]:
+    """A board is gone while it had a task, which may have killed it."""
+    after, released = _ended(state, job.number)
+    return _out(_note_failure(after, job, reason), job.board, reason), released
 
 
 def _out(state: State, name: str, reason: str) -> State:
@@ -150,11 +157,18 @@ def _hand_out(farm: Farm, state: State, now_s: float) -> tuple[State, tuple[Job,
 
 
 def _lacks(farm: Farm, state: State, name: str) -> int:
-    """Return how many more boards a task is to be given to."""
-    if len(state.failures.get(name, {})) >= MAX_FAILURES:
+    """Return how many more boards a task is to be given to.
+
+    One that may have killed a board is risked on so few that it kills MAX_FAILURES at most.
+    """
+    failures = state.failures.get(name, {})
+    if len(failures) >= MAX_FAILURES:
         return 0
     running = sum(job.task == name for job in state.running.values())
-    return max(0, state.judged.wanted.get(name, farm.rules.repeats) - running)
+    lacking = state.judged.wanted.get(name, farm.rules.repeats) - running
+    if any(state.boards[board].out == reason for board, reason in failures.items()):
+        lacking = min(lacking, MAX_FAILURES - len(failures) - running)
+    return max(0, lacking)
 
 
 def _eligible(state: State, name: str, now_s: float) -> list[str]:

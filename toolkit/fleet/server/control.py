@@ -40,7 +40,7 @@ from toolkit.fleet.store.devices import (
 )
 from toolkit.fleet.store.rollouts import DesiredRow
 
-DesiredSigner = Callable[[Desired], bytes]
+DesiredSigner = Callable[[Sequence[Desired]], list[bytes]]  # a payload for each document
 SERVER = "server"
 COMMAND = "command"  # kind of the log's rows that say that a device was given a command
 DECOMMISSION = "decommission"  # kind of the log's rows that say that a device left the fleet
@@ -51,6 +51,11 @@ LABEL = "label"  # kind of the log's rows that say that labels have changed
 DOCUMENT = "desired"
 _ROUTING = frozenset({v.Started, v.Joined, v.Begun})  # change which rollout has a device
 EXPIRES_S = 30 * 86400.0  # documents are renewed when half of it is over
+
+
+def encode_all(documents: Sequence[Desired]) -> list[bytes]:
+    """Return desired documents as they are published on a bench: nothing is signed."""
+    return [encode(document) for document in documents]
 
 
 @dataclass(slots=True)
@@ -73,9 +78,10 @@ class Control:
     back.
     """
 
-    def __init__(self, database: Database, holder: str, sign: DesiredSigner = encode) -> None:
+    def __init__(self, database: Database, holder: str, sign: DesiredSigner = encode_all) -> None:
         """Read the store, then take a lease, as reading may take longer than one lasts. `sign`
-        makes the payload of a desired document. LeaseLostError: another server has the only one."""
+        makes the payloads of a round's desired documents. LeaseLostError: another server has the
+        only one."""
         self._database = database
         self._holder = holder
         self._sign = sign
@@ -343,14 +349,14 @@ class Control:
 
     def _joins(self, this: _Round, row: DeviceRow, owner: int | None) -> int | None:
         """Return the newest rollout that a device enters late, None if there is none."""
-        target = row.target(Ear(row.heard_s, row.heard_s))
         for number in sorted(this.states, reverse=True):
-            if target is None or (owner is not None and number <= owner):
+            if owner is not None and number <= owner:
                 return None
             spec, state = self._specs[number], this.states[number]
-            if may_join(number, spec, state, row.id, owner) and not unfit(
-                target, spec.release, spec.requires
-            ):
+            if not may_join(number, spec, state, row.id, owner):
+                continue
+            target = row.target(Ear(row.heard_s, row.heard_s))
+            if target is not None and not unfit(target, spec.release, spec.requires):
                 return number
         return None
 
@@ -392,32 +398,46 @@ class Control:
         """Return a document for each device that something is sent to: its last action counts."""
         last = {action.device: (number, action) for number, action in this.actions}
         known = rollouts.find_desired(self._database, tuple(last))
-        return [
-            self._document(number, action, known.get(device), at_s)
-            for device, (number, action) in last.items()
-        ]
+        return self._signed(
+            [
+                self._draft(number, action, known.get(device), at_s)
+                for device, (number, action) in last.items()
+            ]
+        )
 
     def _renewed(self, at_s: float, but: Set[str]) -> list[DesiredRow]:
         """Return documents that would expire, anew: the device runs what it ran. `but`: devices
         that something else is sent to."""
+        return self._signed(
+            [
+                self._draft(
+                    row.rollout,
+                    v.Undo(device=row.device, sha256=row.sha256)
+                    if row.undo
+                    else v.Send(device=row.device),
+                    row,
+                    at_s,
+                )
+                for row in rollouts.expiring(self._database, _renewed_until(at_s))
+                if row.device not in but
+            ]
+        )
+
+    def _signed(self, drafts: Sequence[tuple[DesiredRow, Desired]]) -> list[DesiredRow]:
+        """Sign the documents of a round together: the key is read once."""
+        if not drafts:
+            return []
+        payloads = self._sign([desired for _row, desired in drafts])
         return [
-            self._document(
-                row.rollout,
-                v.Undo(device=row.device, sha256=row.sha256)
-                if row.undo
-                else v.Send(device=row.device),
-                row,
-                at_s,
-            )
-            for row in rollouts.expiring(self._database, _renewed_until(at_s))
-            if row.device not in but
+            replace(row, document=payload.decode())
+            for (row, _desired), payload in zip(drafts, payloads, strict=True)
         ]
 
-    def _document(
+    def _draft(
         self, number: int, action: v.Action, last: DesiredRow | None, at_s: float
-    ) -> DesiredRow:
-        """Return the document of an action, with a counter above all that the device has seen;
-        `last`: the document that it has.
+    ) -> tuple[DesiredRow, Desired]:
+        """Return the row of an action without its payload, and the document to be signed, with a
+        counter above all that the device has seen; `last`: the document that it has.
 
         Counters begin at the time in ms, as those of one-off deployments do, so that they also rise
         after a store was lost.
@@ -440,10 +460,9 @@ class Control:
             policy=going_back(spec.policy) if undo else spec.policy,
             leave=leave,
         )
-        return DesiredRow(
-            action.device, counter, number, undo, release.blob.sha256, expires_s,
-            self._sign(desired).decode(),
-        )  # fmt: skip
+        sha256 = release.blob.sha256
+        row = DesiredRow(action.device, counter, number, undo, sha256, expires_s, document="")
+        return row, desired
 
     def _keep(
         self,

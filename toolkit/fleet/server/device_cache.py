@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from toolkit.fleet.rollout.liveness import Voice, place_of
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import load_voices
-from toolkit.fleet.store.devices import DeviceRow, load_device, save_beats
+from toolkit.fleet.store.devices import DeviceRow, load_device, load_devices, save_beats
 
 MAX_ROWS = 20_000  # about 4 kB each
 
@@ -46,6 +46,12 @@ class DeviceCache(MutableMapping[str, DeviceRow]):
 
     def __len__(self) -> int:
         return len(self.voices)
+
+    def fetch(self, devices: Iterable[str]) -> None:
+        """Read the rows of many devices at once, where they are not at hand."""
+        names = [name for name in devices if name in self.voices and name not in self._rows]
+        for row in load_devices(self._database, names[:MAX_ROWS]):
+            self._keep(row)
 
     def take_saved(self, rows: Iterable[DeviceRow]) -> None:
         """Take rows that the store has."""

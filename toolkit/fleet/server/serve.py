@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from device.errors import TrustError
-from device.protocol.documents import Beat, Desired, Reported, StateDocument, decode, encode
+from device.protocol.documents import Beat, Desired, Reported, StateDocument, decode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import Told, open_told
 from device.protocol.topics import PREFIX, Topics
@@ -25,7 +26,7 @@ from toolkit.fleet.authority import SERVER
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.server.answers import Answers
-from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.control import Control, DesiredSigner, encode_all
 from toolkit.fleet.server.device_cache import voice_of
 from toolkit.fleet.server.metrics import Meters, MetricsListener, ServerFigures
 from toolkit.fleet.server.otlp import OtlpPush
@@ -43,6 +44,7 @@ MAX_EVENTS = 4096
 ROUND_S = 0.1  # events are gathered for so long, then carried out together
 STANDBY_S = 1.0
 SEND_AFTER = 64  # events
+SENT_AT_ONCE = 256  # documents; the connection takes no more
 AWAY_S = 30.0  # a connection that was away for longer made devices late
 KEPT_S = 30.0  # for so long, what the devices of other servers said
 AGAIN_S = 0.005  # until a message that the connection did not take is handed over again
@@ -84,16 +86,20 @@ class BareReader:
 ServiceFactory = Callable[[Fleet, Callable[[str], bool]], Service]
 
 
-def signer_of(fleet: Fleet) -> Callable[[Desired], bytes]:
+def signer_of(fleet: Fleet) -> DesiredSigner:
     """Return what signs desired documents: the director, or on a bench nobody."""
     if not is_signed(fleet.folder):
-        return encode
+        return encode_all
     from toolkit.fleet.trust.director import sign_desired
     from toolkit.fleet.trust.repository import FleetRepository
 
     repository = FleetRepository(fleet.folder)
-    # Read for each document: the key may be rotated while the server runs.
-    return lambda desired: sign_desired(desired, repository.director_signer())
+
+    def sign(documents: Sequence[Desired]) -> list[bytes]:
+        key = repository.director_signer()  # read anew: it may be rotated while the server runs
+        return [sign_desired(document, key) for document in documents]
+
+    return sign
 
 
 def reader_of(fleet: Fleet) -> Reader:
@@ -117,12 +123,12 @@ class FleetServer:
         self,
         fleet: Fleet,
         *,
-        sign: Callable[[Desired], bytes] | None = None,
+        sign: DesiredSigner | None = None,
         services: Sequence[ServiceFactory] = SERVICES,
         metrics: tuple[str, int] | None = None,
         otlp: str | None = None,
     ) -> None:
-        """`sign` makes the payload of a desired document, by default as `signer_of` says;
+        """`sign` makes the payloads of desired documents, by default as `signer_of` says;
         `metrics`: where Prometheus finds its figures, `otlp`: the collector that they are sent to,
         None: nowhere."""
         self._fleet = fleet
@@ -278,11 +284,12 @@ class FleetServer:
         }
         self._unsent = {name: sent for name, sent in self._unsent.items() if control.owns(name)}
         self._watch.begin(time.time())
-        for (device, kind), (_came_s, message) in list(self._foreign_messages.items()):
-            if control.owns(device):
-                del self._foreign_messages[device, kind]
-                # Its server may have heard it: it proves as much as what the broker has retained.
-                self._take_message(replace(message, retained=True), control)
+        gained = [key for key in self._foreign_messages if control.owns(key[0])]
+        control.devices.fetch({device for device, _kind in gained})
+        for key in gained:
+            _came_s, message = self._foreign_messages.pop(key)
+            # Its server may have heard it: it proves as much as what the broker has retained.
+            self._take_message(replace(message, retained=True), control)
 
     def _forget_foreign_messages(self, now_s: float) -> None:
         for key, (came_s, _message) in list(self._foreign_messages.items()):
@@ -425,10 +432,9 @@ class FleetServer:
     def _send(self, control: Control, link: Link) -> None:
         """Publish documents as far as the connection takes them, while the lease is certain."""
         while self._is_sending(control):
-            for device in list(self._unsent):
+            for device, payload in list(islice(self._unsent.items(), SENT_AT_ONCE)):
                 if not self._sends_from_s <= time.monotonic() < control.leased_s + lease.LEASE_S:
                     return
-                payload = self._unsent[device]
                 if not link.publish(Topics(device).desired, payload, qos=1, retain=True):
                     return  # down, or its queue is full: later
                 del self._unsent[device]

@@ -22,6 +22,8 @@ def next_changes(database: Database, count: int) -> range:
 
 def touch(database: Database, devices: Sequence[str]) -> None:
     """Number a change of devices that time alone has changed, in a write transaction."""
+    if not devices:
+        return
     numbers = next_changes(database, len(devices))
     database.run_many(
         "UPDATE devices SET changed = ? WHERE id = ?", list(zip(numbers, devices, strict=True))

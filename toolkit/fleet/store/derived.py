@@ -33,7 +33,7 @@ def derive(
     }
     if reported is not None:
         columns |= _of_report(reported)
-    return {name: columns.get(name, default) for name, default in _DEFAULTS.items()}
+    return {**_DEFAULTS, **columns}
 
 
 def _of_report(report: Reported) -> dict[str, object]:

@@ -94,7 +94,8 @@ def _save_batch(database: Database, rows: Sequence[DeviceRow]) -> None:
     }  # fmt: skip
     values = []
     for number, heard in zip(next_changes(database, len(rows)), rows, strict=True):
-        row = replace(heard, labels=kept.get(heard.id, heard.labels))
+        labels = kept.get(heard.id, heard.labels)
+        row = heard if labels == heard.labels else replace(heard, labels=labels)
         derived = derive(row.state, row.reported, row.all_labels)
         values.append((row.id, row.heard_s, _text(row.labels), row.beat, row.beat_at, number,
             *derived.values()))  # fmt: skip
@@ -149,8 +150,20 @@ def is_heard(database: Database) -> bool:
 
 def load_device(database: Database, device: str) -> DeviceRow | None:
     """Return a device, None if it is not known."""
-    rows = database.rows(f"SELECT {COLUMNS} FROM {TABLES} WHERE devices.id = ?", device)
-    return device_row(rows[0]) if rows else None
+    return next(iter(load_devices(database, (device,))), None)
+
+
+def load_devices(database: Database, devices: Sequence[str]) -> list[DeviceRow]:
+    """Return those of some devices that are known."""
+    return [
+        device_row(row)
+        for begin in range(0, len(devices), _BATCH)
+        if (part := devices[begin : begin + _BATCH])
+        for row in database.rows(
+            f"SELECT {COLUMNS} FROM {TABLES} WHERE devices.id IN ({', '.join('?' * len(part))})",
+            *part,
+        )
+    ]
 
 
 def set_labels(database: Database, device: str, labels: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ The first rows may be archived: a later row, the checkpoint, then says which and
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -77,16 +77,15 @@ def append(database: Database, notes: Sequence[Note], at_s: float) -> int:
         before = row.hash_after(before)
         rows.append((seq, at_s, note.who, note.rollout, note.kind, note.body, before))
     database.run_many("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-    for row_values, note in zip(rows, notes, strict=True):
-        index_row(database, row_values[0], note.devices)
+    index_rows(database, [(row[0], note.devices) for row, note in zip(rows, notes, strict=True)])
     return seq
 
 
-def index_row(database: Database, seq: int, devices: Sequence[str]) -> None:
-    """Note which devices a row concerns, in a write transaction."""
+def index_rows(database: Database, rows: Iterable[tuple[int, Sequence[str]]]) -> None:
+    """Note which devices rows concern, by their numbers, in a write transaction."""
     database.run_many(
         "INSERT INTO log_devices VALUES (?, ?) ON CONFLICT DO NOTHING",
-        [(device, seq) for device in devices],
+        [(device, seq) for seq, devices in rows for device in devices],
     )
 
 

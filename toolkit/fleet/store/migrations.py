@@ -47,7 +47,7 @@ def _index_log(database: Database) -> None:
             body = msgspec.json.decode(row.body)
             name = body.get("device") if isinstance(body, dict) else None
             devices = (name,) if isinstance(name, str) else ()
-        log.index_row(database, row.seq, devices)
+        log.index_rows(database, [(row.seq, devices)])
 
 
 def _keep_states(database: Database) -> None:

@@ -1,5 +1,6 @@
 """Whose signature a report needs: that of a certificate that the fleet issued to its device."""
 
+import os
 from pathlib import Path
 
 from securesystemslib.signer import Key, SSlibKey
@@ -8,7 +9,7 @@ from device.errors import TrustError
 from device.protocol.documents import Reported
 from device.protocol.signed import Told, open_told
 from toolkit.errors import FleetError
-from toolkit.fleet.authority import Authority, read_certificate
+from toolkit.fleet.authority import read_certificate, read_revoked
 
 DEVICES = "devices"  # of the CA's folder: a folder of certificates for each device
 
@@ -19,6 +20,7 @@ class ReportKeys:
     def __init__(self, identity: Path) -> None:
         self._folder = identity
         self._known: dict[str, tuple[tuple[int, int], dict[str, Key]]] = {}
+        self._revoked: tuple[int, frozenset[str]] = (-1, frozenset())
 
     def read(self, device: str, payload: bytes) -> Reported:
         """Return a report, as `open` does."""
@@ -44,18 +46,22 @@ class ReportKeys:
 
     def _keys(self, device: str) -> dict[str, Key] | None:
         """Return the keys of a device that are not revoked; None: it was never enrolled."""
-        folder = self._folder / DEVICES / device
+        # Paths as texts: two looks at files are taken for each message.
+        folder = f"{self._folder}/{DEVICES}/{device}"
+        revoked_ns = _changed_ns(f"{self._folder}/revoked.json")
         try:
-            changed = (folder.stat().st_mtime_ns, _changed_ns(self._folder / "revoked.json"))
+            changed = (os.stat(folder).st_mtime_ns, revoked_ns)
         except FileNotFoundError:
             return None
         known = self._known.get(device)
         if known is None or known[0] != changed:
-            known = self._known[device] = (changed, self._read_keys(folder))
+            if self._revoked[0] != revoked_ns:
+                self._revoked = (revoked_ns, frozenset(read_revoked(self._folder)))
+            known = self._known[device] = (changed, self._read_keys(Path(folder)))
         return known[1]
 
     def _read_keys(self, folder: Path) -> dict[str, Key]:
-        revoked = Authority(self._folder).revoked()
+        revoked = self._revoked[1]
         keys: dict[str, Key] = {}
         for path in sorted(folder.glob("*.crt")):
             if path.stem in revoked:
@@ -68,8 +74,9 @@ class ReportKeys:
         return keys
 
 
-def _changed_ns(path: Path) -> int:
+def _changed_ns(path: str) -> int:
+    """Return when a file was changed, 0: it does not exist."""
     try:
-        return path.stat().st_mtime_ns
+        return os.stat(path).st_mtime_ns
     except FileNotFoundError:
         return 0
