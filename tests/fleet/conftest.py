@@ -1,4 +1,7 @@
-"""A store of a fleet in SQLite and in a real PostgreSQL: the same tests on both."""
+"""A store of a fleet in SQLite and in a real PostgreSQL: the same tests on both.
+
+Hashes of passwords are cheap in all tests of the fleet.
+"""
 
 import uuid
 from collections.abc import Iterator
@@ -6,8 +9,19 @@ from pathlib import Path
 
 import pytest
 from postgresql_fixtures import postgresql
+from web_fixtures import SCRYPT_N
 
+from toolkit.fleet.store import accounts
 from toolkit.fleet.store.database import Database, open_database
+
+
+@pytest.fixture(scope="module", autouse=True)
+def product_scrypt_n() -> Iterator[int]:
+    """The cost of the product's hashes of passwords; those of the tests are cheap."""
+    with pytest.MonkeyPatch.context() as patch:
+        cost = accounts._SCRYPT_N
+        patch.setattr(accounts, "_SCRYPT_N", SCRYPT_N)
+        yield cost
 
 
 @pytest.fixture(scope="module")

@@ -213,6 +213,15 @@ def test_nobody_is_sent_to_another_site(path: str) -> None:
     assert own_path(path) == "/"
 
 
+def test_a_hash_of_a_password_costs_what_owasp_asks_for(
+    product_scrypt_n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all other tests hashes are cheap."""
+    assert product_scrypt_n * accounts._SCRYPT_P >= 3 << 15
+    monkeypatch.setattr(accounts, "_SCRYPT_N", product_scrypt_n)
+    assert accounts.check_password(PASSWORD, accounts.hash_password(PASSWORD))
+
+
 def test_a_password_ends_the_sessions_of_its_person(folder: Path, web: WebProcess) -> None:
     database = load_fleet(folder).open_store()
     accounts.add_account(database, "ola", "viewer", PASSWORD)

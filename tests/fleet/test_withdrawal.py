@@ -305,7 +305,7 @@ def test_a_second_ctrl_c_ends_at_once(
 def test_the_command_says_in_one_line_what_was_done(
     tmp_path: Path, broker: Mosquitto, board: AgentBox
 ) -> None:
-    bundle = make_bundle(tmp_path / "in", engine_bytes=20 * LARGE)
+    bundle = make_bundle(tmp_path / "in", engine_bytes=4 * LARGE)
     address = f"mqtt://127.0.0.1:{broker.port}/{DEVICE}"
     command = (sys.executable, "-m", "toolkit.cli", "flash", str(bundle), "--to", address, "--json")
     with Watcher(broker.port) as watcher:
@@ -314,7 +314,11 @@ def test_the_command_says_in_one_line_what_was_done(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
         watcher.wait_report("downloading")
+        assert board.process is not None
+        board.process.send_signal(signal.SIGSTOP)  # or all might arrive before the command stops
     child.send_signal(signal.SIGINT)
+    wait_for(lambda: retained(broker.port) == b"", board)
+    board.process.send_signal(signal.SIGCONT)
     _, output = child.communicate(timeout=2 * WAIT_S)
     assert (child.returncode, output.count("\n")) == (130, 1), output
     assert output.startswith(f"stopped: {DEVICE} stays on its old release, and keeps what has")
