@@ -26,6 +26,9 @@ KINDS = {
     "shards": "calibration shards",
     "engines": "engines with their tables, plans, tactics and reports",
 }
+# Distributions whose versions may change the bytes of an engine, and those of a calibration.
+BUILDING = ("highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "triton")
+CALIBRATING = ("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript")
 _PACKAGES = ("toolkit", "calibration", "device", "pipelines", "configs")
 _DECIDING = frozenset({".py", ".toml", ".json"})
 _UNFINISHED = frozenset({".tmp", ".part"})
@@ -136,11 +139,16 @@ def code_version() -> str:
         files = [path for path in (_ROOT / package).rglob("*") if path.suffix in _DECIDING]
         for path in sorted(files):
             digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"{package_version('tandem-edge') or '0'}+{digest.hexdigest()[:12]}"
+
+
+@cache
+def package_version(name: str) -> str:
+    """Return the version of an installed distribution, "" if there is none."""
     try:
-        release = version("tandem-edge")
+        return version(name)
     except PackageNotFoundError:
-        release = "0"
-    return f"{release}+{digest.hexdigest()[:12]}"
+        return ""
 
 
 def entry_path(kind: str, key: str, folder: Path | None = None) -> Path:

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from concurrent.futures.process import ProcessPoolExecutor
 from contextlib import AbstractContextManager
@@ -24,10 +24,11 @@ from device.agent.memory_watch import available_bytes
 from device.errors import TandemError
 from device.install_advice import pip_install
 from device.start.guard import die_with_parent
-from toolkit.cache import code_version
+from toolkit.cache import BUILDING, code_version, package_version
 from toolkit.errors import WorkersError
 
 LOG = logging.getLogger(__name__)
+TANDEM, PYTHON = "Tandem", "Python"
 MAX_LOST = 8  # times that all tasks were lost, without a result in between
 MIN_LATE_S, LATE = 5.0, 3.0  # no result for so long, and so many times the longest pause
 MIN_FREE_BYTES = 256 * 1024**2  # of a worker: Python with its packages, and one sample
@@ -79,23 +80,28 @@ class Workers(AbstractContextManager["Workers"]):
         *,
         alike: bool = False,
         model_bytes: int = 0,
+        packages: Sequence[str] = BUILDING,
         check: Callable[[K, bytes], str] = lambda *_: "",
     ) -> Iterator[tuple[K, bytes]]:
         """Yield the key and the result of each task as they end.
 
         `alike`: tasks take about as long, so those that are late are given out again.
         `model_bytes`: of the largest model; a worker with too little memory free for it refuses its
-        tasks. `check`: says why a result cannot be that of its task, which is then refused.
+        tasks, and so does one with another Python or other versions of `packages`. `check`: says
+        why a result cannot be that of its task, which is then refused.
 
         Raises WorkersError: tasks are lost or refused again and again, and what a task raises.
         """
         missing, running = dict(tasks), dict[Future[bytes], K]()
+        expected = versions(packages)
         need = MIN_FREE_BYTES + COPIES_OF_MODEL * model_bytes
         refused = set[K]()  # these wait: who refuses at once would take the tasks of all others
         lost, longest, last = 0, 0.0, time.monotonic()
 
         def submit(keys: Iterable[K]) -> None:
-            running.update({self._submit(function, missing[key], need): key for key in keys})
+            running.update(
+                {self._submit(function, missing[key], expected, need): key for key in keys}
+            )
 
         try:
             while missing:
@@ -131,12 +137,16 @@ class Workers(AbstractContextManager["Workers"]):
                 future.cancel()
 
     def _submit(
-        self, function: Callable[..., bytes], arguments: tuple[Any, ...], need: int = 0
+        self,
+        function: Callable[..., bytes],
+        arguments: tuple[Any, ...],
+        expected: Mapping[str, str],
+        need: int = 0,
     ) -> Future[bytes]:
         for _ in range(MAX_LOST):
             self._executor = self._executor or self._start()
             try:
-                return self._executor.submit(_answer, function, code_version(), arguments, need)
+                return self._executor.submit(_answer, function, expected, arguments, need)
             except BrokenExecutor:
                 self.close(stop=True)  # its own end waits for processes that started meanwhile
         raise WorkersError("the workers cannot be started: they end at once")
@@ -181,13 +191,20 @@ def _cancel(running: dict[Future[bytes], K], key: K) -> None:
 
 
 def _answer(
-    function: Callable[..., bytes], expected: str, arguments: tuple[Any, ...], need: int = 0
+    function: Callable[..., bytes],
+    expected: Mapping[str, str],
+    arguments: tuple[Any, ...],
+    need: int = 0,
 ) -> bytes:
-    """Run a task on a worker that has so many bytes of memory free."""
+    """Run a task on a worker that has the expected versions and so many bytes of memory free."""
     worker = f"worker {worker_name()}"
     try:
-        if code_version() != expected:
-            raise RefusedError(f"runs Tandem {code_version()}, not {expected}: install that one")
+        for name, own in versions(expected.keys() - {TANDEM, PYTHON}).items():
+            if own != expected[name]:
+                raise RefusedError(
+                    f"runs {name} {own or '(none)'}, not {expected[name] or '(none)'}: both must "
+                    "be the same, as results may differ"
+                )
         if (free := available_bytes()) < need:  # the kernel would end it in the middle
             raise RefusedError(
                 f"has {free >> 20} MiB of memory free, and a task needs {need >> 20} MiB"
@@ -200,6 +217,14 @@ def _answer(
     except TandemError as error:
         answer = _Answer(worker, failure=str(error))
     return msgspec.msgpack.encode(answer)
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions that results depend on, by name: of Tandem, of Python (3.11) and of
+    packages, "" for one that is not installed."""
+    python = "{}.{}".format(*sys.version_info)
+    own = {TANDEM: code_version(), PYTHON: python}
+    return own | {name: package_version(name) for name in sorted(packages)}
 
 
 def worker_name() -> str:

@@ -178,8 +178,8 @@ def test_what_exports_a_model_is_part_of_its_key(
         (tmp_path / name).write_bytes(b"model")
         python.write_text(f"#!/bin/sh\necho {version}\n")
         python.chmod(0o755)
-        monkeypatch.setattr(cached_build, "_version", lambda _, version=version: version)
-        monkeypatch.setattr(cached_build, "_PACKAGES", ())
+        monkeypatch.setattr(cached_build, "package_version", lambda _, version=version: version)
+        monkeypatch.setattr(cached_build, "BUILDING", ())
         with parsed(BuildOptions, [str(tmp_path / name)]) as options:
             keys.add(cached_build.build_key(options))
     assert len(keys - {None}) == 4

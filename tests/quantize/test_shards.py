@@ -24,14 +24,14 @@ from PIL import Image
 from calibration.errors import CalibrationError
 from calibration.table import encode_table
 from device.start.process_tree import ProcessRow, descendants, process_rows
-from toolkit.cache import code_version, read_entry, write_entry
+from toolkit.cache import read_entry, write_entry
 from toolkit.cli.main import tandem as command_line
 from toolkit.engine.measure import CalibrateRequest, measure_model, measure_shard
 from toolkit.errors import WorkersError
 from toolkit.quantize.ranges import shards
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 from toolkit.quantize.ranges.report_text import ranges_text
-from toolkit.workers import RefusedError, Workers, _answer, open_workers
+from toolkit.workers import RefusedError, Workers, _answer, open_workers, versions
 
 PLAIN = RangeOptions("minmax")
 
@@ -216,16 +216,9 @@ def test_a_worker_that_computes_other_bits_is_refused_by_name(
         measured(model, arrays, replace(PLAIN, workers=workers))
 
 
-def test_a_worker_of_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
-    answer = _answer(bytes, "0.0.1+feed", ())
-    assert b"runs Tandem" in answer
-    assert f"process {os.getpid()}".encode() in answer
-
-
 def test_a_worker_without_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
-    answer = _answer(allocate, code_version(), ())
+    answer = _answer(allocate, versions(()), ())
     assert f"process {os.getpid()}".encode() in answer
     assert b"has too little memory" in answer
 

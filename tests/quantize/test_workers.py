@@ -1,14 +1,18 @@
 """Tasks on workers that refuse, stop or fail, each on an executor of threads."""
 
+import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from device.errors import TandemError
+from toolkit.cache import BUILDING, CALIBRATING
 from toolkit.errors import WorkersError
-from toolkit.workers import RefusedError, Workers, open_workers
+from toolkit.workers import RefusedError, Workers, open_workers, versions
 
 RUNS: list[int] = []
 
@@ -27,7 +31,7 @@ def test_dask_runs_a_task_that_is_given_out_twice(monkeypatch: pytest.MonkeyPatc
         ) as cluster,
         open_workers(cluster.scheduler_address) as workers,
     ):
-        first, second = (workers._submit(count_run, ()) for _ in range(2))
+        first, second = (workers._submit(count_run, (), versions(())) for _ in range(2))
         assert first.result(30) == second.result(30)
     assert len(RUNS) == 2
 
@@ -53,6 +57,43 @@ def test_one_who_refuses_at_once_does_not_end_the_run(monkeypatch: pytest.Monkey
     with threads(2) as workers:
         results = dict(workers.run(work, {number: (number,) for number in range(12)}))
     assert results == {number: bytes([number]) for number in range(12)}
+
+
+class Foreign(ThreadPoolExecutor):
+    """A double of a worker with other versions: the expected ones are changed on the way to it."""
+
+    def __init__(self, **others: str) -> None:
+        super().__init__(1)
+        self._others = others
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        function, expected, *rest = args
+        changed = {name: self._others.get(name, known) for name, known in expected.items()}
+        return super().submit(fn, function, changed, *rest, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("Tandem", "0.0.1+feed"), ("Python", "3.9"), ("numpy", "1.0"), ("onnx", "")]
+)
+def test_a_worker_of_another_version_is_refused_by_name_before_it_computes(
+    name: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    RUNS.clear()
+    own = re.escape(versions(BUILDING)[name])
+    refusal = (
+        rf"worker .*process {os.getpid()} runs {name} {own}, not {re.escape(other or '(none)')}"
+    )
+    foreign = Workers(lambda: Foreign(**{name: other}))
+    with foreign as workers, pytest.raises(WorkersError, match=refusal):
+        list(workers.run(count_run, {1: ()}))
+    assert not RUNS
+
+
+def test_a_package_that_a_task_does_not_use_may_differ() -> None:
+    with Workers(lambda: Foreign(triton="0.1")) as workers:
+        run = workers.run(count_run, {1: ()}, packages=CALIBRATING)
+        assert dict(run) == {1: b"done"}
 
 
 def test_work_that_all_refuse_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,15 @@ import msgspec
 from calibration.dataset import ARRAYS, PICTURES
 from device.errors import TandemError
 from device.runtime.exact_products import cpu_flags
-from toolkit.cache import code_version, key_of, read_entry, trim, write_entry
+from toolkit.cache import (
+    BUILDING,
+    code_version,
+    key_of,
+    package_version,
+    read_entry,
+    trim,
+    write_entry,
+)
 from toolkit.cli.actions.outputs import need_folders, print_page_path, write_bytes
 from toolkit.cli.command import given
 from toolkit.cli.commands.build import Build
@@ -38,7 +45,6 @@ LOG = logging.getLogger(__name__)
 REBUILD = "TANDEM_REBUILD"
 MAX_BYTES = 1 << 31  # of an engine in the cache
 MAX_CACHE_BYTES = 20 << 30  # of all entries, those used last
-_PACKAGES = ("highspy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "triton")
 _DATA = PICTURES | ARRAYS
 _NO_PART = frozenset(
     {"out", "html", "as_json", "workers", "save_table", "resume", "data", "profile"}
@@ -119,7 +125,7 @@ def build_key(options: Build) -> str | None:
     if exporter is None:
         return None
     parts = [code_version(), platform.python_version(), platform.machine()]
-    parts += [f"{name} {_version(name)}" for name in _PACKAGES]
+    parts += [f"{name} {package_version(name) or 'none'}" for name in BUILDING]
     parts.append(exporter)
     if options.data is not None:  # ranges are measured in floating point
         from pipelines.vision import cv2
@@ -239,7 +245,7 @@ def _exporter(model: Path) -> str | None:
     """Return the versions of what makes ONNX of a model, None if they cannot be known."""
     kind = format_of(model)
     if kind is None or not kind.nhwc:
-        return f"torch {_version('torch')}" if kind else ""
+        return f"torch {package_version('torch') or 'none'}" if kind else ""
     try:
         python = find_interpreter(model.name)
         return subprocess.run(
@@ -280,10 +286,3 @@ def _hashed(path: Path, states: tuple[tuple[str, int, int], ...], samples: int |
             for number, state in enumerate(states)
         )
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"

@@ -36,7 +36,7 @@ from calibration.state import Part, State, decode_state, encode_state
 from calibration.table import Sha256
 from device.errors import TandemError
 from pipelines.config import PreprocessConfig
-from toolkit.cache import cache_folder, code_version, key_of, read_entry, write_entry
+from toolkit.cache import CALIBRATING, cache_folder, code_version, key_of, read_entry, write_entry
 from toolkit.errors import about
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.observe import THREADS, ActivationRunner, opencv_counts, usable_cores
@@ -217,7 +217,12 @@ def shards_of_workers(
     text = msgspec.json.encode(job).decode()
     tasks = {place: (text, key, *place) for place, key in missing.items()}
     results = workers.run(
-        observe_shard, tasks, alike=True, model_bytes=len(sharded.graph), check=check
+        observe_shard,
+        tasks,
+        alike=True,
+        model_bytes=len(sharded.graph),
+        packages=CALIBRATING,
+        check=check,
     )
     for (start, stop), content in results:
         write_entry("shards", missing[start, stop], content)
