@@ -12,6 +12,7 @@ On the host:
                     `RangeOptions`, `PlanOptions`, `DimRange`; `TorchModel`, `ModelPath`
     plan            what runs where, why, and how fast, without a board; `plan_text` shows it
     calibrate       data -> INT8 ranges; `read_table` and `write_table` keep them
+    fake_quantize   a model in PyTorch with the arithmetic of its INT8 engine, for fine-tuning
     Network         a model made layer by layer, as with TensorRT's network definition API;
                     `ActivationType`, `PoolingType` ... are its operations
     load_plugins    custom operators of a file
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         TorchModel,
         build,
         calibrate,
+        fake_quantize,
         load_plugins,
         plan,
         plan_text,
@@ -124,6 +126,7 @@ _MODULES = {
     "build": "toolkit.build",
     "calibrate": "toolkit.build",
     "decode": "pipelines.stages.decode",
+    "fake_quantize": "toolkit.build",
     "load_labels": "pipelines.config",
     "load_model": "pipelines.config",
     "load_plugins": "toolkit.build",
@@ -182,6 +185,7 @@ __all__ = [
     "calibrate",
     "decode",
     "dla",
+    "fake_quantize",
     "fleet",
     "load_labels",
     "load_model",

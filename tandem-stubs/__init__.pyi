@@ -30,6 +30,7 @@ from toolkit.build import RangeOptions as RangeOptions
 from toolkit.build import TorchModel as TorchModel
 from toolkit.build import build as build
 from toolkit.build import calibrate as calibrate
+from toolkit.build import fake_quantize as fake_quantize
 from toolkit.build import load_plugins as load_plugins
 from toolkit.build import plan as plan
 from toolkit.build import plan_text as plan_text

@@ -18,6 +18,7 @@ from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engi
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.errors import BuildError, ImportModelError, PlanError
+from toolkit.finetune.fake_quantize import fake_quantized, parameter_names
 from toolkit.graph.max_memory import limited_memory
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.pytorch import TorchModel, export_module, is_torch
@@ -45,6 +46,7 @@ __all__ = [
     "build",
     "build_engine",
     "calibrate",
+    "fake_quantize",
     "load_plugins",
     "plan",
     "plan_text",
@@ -52,6 +54,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     import torch
+
+    from toolkit.finetune.network import FakeQuantized
 
 # What exporters call every graph: PyTorch's two, tf2onnx's, skl2onnx's.
 EXPORTERS_NAMES = frozenset(
@@ -205,6 +209,32 @@ def calibrate(
         with naming_arguments(CALIBRATE):
             check(ranges.judgement, name, table_file)
     return ranges.table
+
+
+def fake_quantize(
+    model: "Model | torch.nn.Module",
+    example_inputs: "tuple[Any, ...] | torch.Tensor | None" = None,
+    *,
+    calibration: CalibrationTable,
+    profile: str,
+    options: BuildOptions | None = None,
+) -> "FakeQuantized":
+    """Return a PyTorch network that computes as the INT8 engine of a model will, for fine-tuning.
+
+    `model` and `example_inputs` as in `build`; the module stays as it is. The network has the graph
+    that `build(model, profile=profile, calibration=calibration, options=options)` plans, its scales
+    and its rounding; gradients take rounding as the identity. `model()` and `table()` of it are
+    what `build` takes after the training, with the same profile and options.
+
+    Raises TandemError: as `build`, PyTorch is missing, or an operator has no gradient here.
+    """
+    if example_inputs is not None:
+        model = _with_inputs(model, example_inputs)
+    module = model.module if isinstance(model, TorchModel) else None
+    names = frozenset() if module is None else parameter_names(module)
+    options = options or BuildOptions()
+    options = replace(options, plugins=(*options.plugins, *_plugins(model)))
+    return fake_quantized(_source(model), calibration, profile, options, names)
 
 
 def _source(model: Model, out: str | Path | None = None) -> ModelSource:

@@ -51,6 +51,14 @@ def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "['boxes', 'scores']"
 
 
+def test_the_example_of_fine_tuning_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs/calibrate.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", example], cwd=tmp_path, env=env, check=True, timeout=300)
+    assert (tmp_path / "tuned.engine").is_file()
+
+
 def test_the_examples_of_the_python_page_run(tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
     assert len(examples) == 2

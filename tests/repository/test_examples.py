@@ -19,6 +19,7 @@ COVERED = {
     "build_and_infer.py",
     "calibrate.py",
     "dla_arithmetic.py",
+    "fine_tune.py",
     "mnist.py",
     "read_events.py",
     "stereo/run.py",
@@ -124,3 +125,14 @@ def test_mnist_recognizes_digits_that_it_has_not_seen(tmp_path: Path) -> None:
     assert "scores: float32 (50, 10)" in out
     (share,) = re.findall(r"recognized ([\d.]+)% of 500 digits", out)
     assert float(share) > 93
+
+
+def test_fine_tuning_wins_back_what_int8_costs(tmp_path: Path) -> None:
+    out = run(tmp_path, "fine_tune.py", "--profile", "laptop")
+    exact, before, after = (float(loss) for loss in re.findall(r"loss ([\d.]+)", out))
+    assert exact < after < before
+    shares = [float(share) for share in re.findall(r"([\d.]+)% right", out)]
+    assert shares[2] > shares[1]
+    equal = re.search(r"scores of the training for (\d+) of 200 images", out)
+    assert equal is not None
+    assert int(equal[1]) > 150

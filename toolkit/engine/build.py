@@ -120,13 +120,10 @@ def build_engine(
     check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
     name = source_path(model).name
     with about(name):
-        front = _frontend(model, target, options, on_progress or silent)
-        preprocessing = engine_preprocessing(front)
-        backend = _backend(front)
-        kernels = ask_for_kernels(front, backend)
-        shared = plan_nodes(front, kernels)
-        unified = unified_ranges(front, shared.plans[0])
-        built = build_planned(front, shared, unified, backend)
+        planned = plan_engine(model, target, options, on_progress or silent)
+        front, kernels, unified = planned.front, planned.kernels, planned.ranges
+        preprocessing, backend = engine_preprocessing(front), planned.backend
+        built = build_planned(front, planned.shared, unified, backend)
         manifest, entries = _assemble(front, preprocessing, built, backend)
     manifest, loss = _write(path, manifest, entries, front)
     scale_rules = scale_effect(unified, front.ranges)
@@ -154,6 +151,32 @@ def build_engine(
         loss=loss,
         gains=layer_gains(front, built.plan),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEngine:
+    """A build before its segments are made: steps 1 to 6, and the ranges that step 7 takes."""
+
+    front: Frontend
+    backend: GpuBackend | None
+    kernels: KernelSupport
+    shared: SharedPlan
+    ranges: UnifiedRanges
+
+    def quantizer(self) -> Quantizer:
+        """Return step 7, which reads the weights of the graph each time that it is called."""
+        return _quantizer(self.front, self.shared.plans[0], self.ranges.amax)
+
+
+def plan_engine(
+    model: ModelSource, target: Target, options: BuildOptions, report: Progress
+) -> PlannedEngine:
+    """Go through steps 1 to 6. Raises as `build_engine`."""
+    front = _frontend(model, target, options, report)
+    backend = _backend(front)
+    kernels = ask_for_kernels(front, backend)
+    shared = plan_nodes(front, kernels)
+    return PlannedEngine(front, backend, kernels, shared, unified_ranges(front, shared.plans[0]))
 
 
 def _frontend(

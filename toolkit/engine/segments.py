@@ -103,10 +103,10 @@ def _build(
     again: bool = False,
 ) -> BuiltSegments:
     """Go through steps 7 to 10. `again`: what is still refused stops nothing."""
-    quantized, extracted = _extracted(plan, quantizer, QdqWriter)
+    quantized, extracted = extract_quantized(plan, quantizer, QdqWriter)
     places = {segment.place for segment in plan.segments}
     if front.table is not None and ("dla" in places or front.options.gpu_backend != "cuda"):
-        _, floating = _extracted(plan, quantizer, FloatWriter)
+        _, floating = extract_quantized(plan, quantizer, FloatWriter)
         pairs = zip(extracted, floating, strict=True)
         extracted = tuple(
             replace(piece, floating=float_piece.model) for piece, float_piece in pairs
@@ -125,10 +125,10 @@ def _build(
     return replace(built, gpu=replace(gpu, refused={**programs.refused, **gpu.refused}))
 
 
-def _extracted(
+def extract_quantized(
     plan: Plan, quantizer: Quantizer, writer: type[QdqWriter]
 ) -> tuple[QuantizedModel, tuple[ExtractedSegment, ...]]:
-    """Steps 7 and 8."""
+    """Steps 7 and 8: quantize a plan's graph, and cut it along the segments."""
     quantized = quantizer({node: s.name for s in plan.segments for node in s.nodes}, writer)
     names = [segment.name for segment in plan.segments]
     return quantized, extract_segments(quantized.model, quantized.segment_of, names)

@@ -61,7 +61,7 @@ def export_module(model: TorchModel) -> Exported:
 
     Raises ImportModelError: it is in training mode, lacks example inputs, or cannot be exported.
     """
-    torch = _torch(model.title)
+    torch = import_torch(model.title)
     if isinstance(model.module, torch.export.ExportedProgram):
         return _to_onnx(model.module, (), model.title)
     if isinstance(model.module, torch.jit.ScriptModule):
@@ -89,7 +89,7 @@ def export_pt2(file: ModelPath, report: Report) -> Exported:
     """
     name = file.path.name
     report("load PyTorch", 0.0)
-    torch = _torch(name)
+    torch = import_torch(name)
     report("read the program", 0.2)
     refuse_code(file.path, torch)
     with _quiet(name, "cannot be read as a program of torch.export") as log, redirect_stdout(log):
@@ -116,7 +116,8 @@ def refuse_pickle(file: ModelPath, report: Report) -> NoReturn:
     )
 
 
-def _torch(name: str) -> Any:  # noqa: ANN401  (a module)
+def import_torch(name: str) -> Any:  # noqa: ANN401  (a module)
+    """Return the package torch. Raises ImportModelError naming the model: it is not installed."""
     try:
         import torch
     except ImportError as err:
@@ -136,7 +137,7 @@ def _to_onnx(
     import onnx_ir as ir
     from onnx_ir.passes import common as ir_passes
 
-    torch = _torch(name)
+    torch = import_torch(name)
     if isinstance(module, torch.export.ExportedProgram):
         _refuse_training(module, name)
     with _quiet(name, "cannot be exported to ONNX") as log, redirect_stdout(log):

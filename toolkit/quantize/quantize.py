@@ -42,6 +42,8 @@ MASK_CARRIERS = frozenset(
 
 INT8_READS = "int8_reads"
 """Metadata of a node while a build goes on: index of an operand that it reads in INT8 -> scale."""
+INTEGERS_OF = "integers_of"
+"""Metadata of an integer constant while a build goes on: the name of the float constant."""
 RESULT_AMAX = "tandem.result_amax"
 """Metadata of a value that an INT8 node writes and no node reads in INT8: its range."""
 
@@ -428,6 +430,7 @@ class _Inserter:
             self._writer.constant(f"{source.name}_zero", np.zeros(scale.shape, stored.dtype)),
         ]
         integers = self._writer.constant(f"{source.name}_int{8 * stored.itemsize}", stored)
+        integers.meta[INTEGERS_OF] = str(source.name)
         restored = self._writer.dequantize(
             integers, parameters, f"{source.name}_dequantized", axis=axis
         )
