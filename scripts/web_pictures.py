@@ -1,4 +1,4 @@
-"""Draw the pictures of the fleet's page in docs: a fleet that is made up, the real site, Chromium.
+"""Draw the pictures of docs with Chromium: the page of a plan, and the page of a made-up fleet.
 
 python -m scripts.web_pictures docs
 """
@@ -6,6 +6,7 @@ python -m scripts.web_pictures docs
 import argparse
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +29,10 @@ HEADER = "x-user"
 SIZE = "1100,1000"
 # Picture -> the page that it shows.
 PICTURES = {"fleet_web.png": "/"}
+PLAN_PICTURE = "plan_page.png"
+PLAN_SIZE = "1100,860"
+PLAN = ("configs/models/robot-objects.onnx", "--profile", "orin-nx-16gb")
+ROOT = Path(__file__).parents[1]
 
 
 def signed_in(app: ASGIApp) -> ASGIApp:
@@ -52,11 +57,32 @@ def _fill_day(database: Database, devices: int) -> None:
             database.run("INSERT INTO presence VALUES (?, ?)", at_s, counts)
 
 
-def draw(folder: Path, devices: int) -> None:
-    """Write each picture into a folder."""
+def _capture(url: str, size: str, picture: Path, user_data: Path) -> None:
+    """Write a PNG of a page, `size` "width,height" in pixels."""
     chromium = shutil.which("chromium")
     if chromium is None:
         raise SystemExit("chromium is missing: apt-get install chromium")
+    subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--hide-scrollbars",
+         f"--user-data-dir={user_data}", f"--window-size={size}",
+         f"--screenshot={picture.resolve()}", "--timeout=3000", url],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+
+
+def draw_plan(folder: Path) -> None:
+    """Write the picture of the page that `tandem plan --html` writes."""
+    with tempfile.TemporaryDirectory(prefix="tandem-pictures-") as place:
+        page = Path(place) / "plan.html"
+        subprocess.run(
+            [sys.executable, "-m", "toolkit.cli", "plan", *PLAN, "--html", str(page)],
+            cwd=ROOT, check=True, capture_output=True,
+        )  # fmt: skip
+        _capture(page.as_uri(), PLAN_SIZE, folder / PLAN_PICTURE, Path(place) / "chromium")
+
+
+def draw(folder: Path, devices: int) -> None:
+    """Write each picture of the fleet's page into a folder."""
     with tempfile.TemporaryDirectory(prefix="tandem-pictures-") as place:
         (Path(place) / "fleet.toml").write_text('name = "harbour"\n[broker]\ntls = false\n')
         fleet = load_fleet(Path(place))
@@ -79,13 +105,8 @@ def draw(folder: Path, devices: int) -> None:
                 time.sleep(0.05)
             port = server.servers[0].sockets[0].getsockname()[1]
             for name, path in PICTURES.items():
-                subprocess.run(
-                    [chromium, "--headless", "--no-sandbox", "--hide-scrollbars",
-                     f"--user-data-dir={place}/chromium", f"--window-size={SIZE}",
-                     f"--screenshot={(folder / name).resolve()}", "--timeout=3000",
-                     f"http://127.0.0.1:{port}{path}"],
-                    check=True, capture_output=True, timeout=120,
-                )  # fmt: skip
+                url = f"http://127.0.0.1:{port}{path}"
+                _capture(url, SIZE, folder / name, Path(place) / "chromium")
         finally:
             site.end()  # the server waits for streams
             server.should_exit = True
@@ -99,6 +120,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=500)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    draw_plan(options.folder)
     draw(options.folder, options.devices)
 
 

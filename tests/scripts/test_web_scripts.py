@@ -1,4 +1,4 @@
-"""The scripts of the fleet's page run, small: what its viewers cost, and its pictures."""
+"""The scripts of pages run, small: what viewers of a fleet cost, and the pictures of docs."""
 
 import json
 from pathlib import Path
@@ -21,6 +21,7 @@ def test_viewers_are_measured(
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
+    web_pictures.draw_plan(tmp_path)
     web_pictures.draw(tmp_path, 20)
-    for name in web_pictures.PICTURES:
+    for name in (web_pictures.PLAN_PICTURE, *web_pictures.PICTURES):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

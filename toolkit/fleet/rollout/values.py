@@ -175,7 +175,7 @@ class Ordered(_Event, frozen=True, kw_only=True, tag="ordered"):
 
 
 class Reconnected(_Event, frozen=True, kw_only=True, tag="reconnected"):
-    """The server heard nobody for a while, and does now: what is waited for has its time anew."""
+    """The server heard nobody for a while and does now: timeouts restart from zero."""
 
 
 class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
