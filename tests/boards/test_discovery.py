@@ -21,7 +21,7 @@ from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
 from serial_board_fixtures import roles, wait_for
 from smp_fixtures import Cable, cable
 from ssh_fixtures import ROOT, Sshd
-from zeroconf import ServiceInfo, Zeroconf
+from zeroconf import ServiceBrowser, ServiceInfo, Zeroconf
 
 from device.control.upload_request import BoardFacts
 from device.errors import TandemError
@@ -53,9 +53,28 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server.kill()
 
 
+class PatientBrowser(ServiceBrowser):
+    """One that has heard both boards once it is there: no fixed time is waited then."""
+
+    def __init__(self, network: Zeroconf, kind: str, handlers: list[Callable[..., None]]) -> None:
+        heard: set[str] = set()
+        both_answered = threading.Event()
+
+        def note(zeroconf: Zeroconf, service_type: str, name: str, state_change: object) -> None:
+            handlers[0](zeroconf, service_type, name, state_change)
+            heard.add(name)
+            if len(heard) == len(NAMES):
+                both_answered.set()
+
+        super().__init__(network, kind, handlers=[note])
+        assert both_answered.wait(3 * WAIT_S), heard
+
+
 @pytest.fixture
-def boards(tmp_path: Path, sshd: Sshd) -> Iterator[list[AgentBox]]:
+def boards(tmp_path: Path, sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[AgentBox]]:
     """Two boards behind one sshd, which announce themselves as avahi would, with their agents."""
+    monkeypatch.setattr("zeroconf.ServiceBrowser", PatientBrowser)
+    monkeypatch.setattr(discovery, "MDNS_S", 0.0)
     boxes = []
     with Zeroconf(interfaces=["127.0.0.1"]) as network:
         for name in NAMES:

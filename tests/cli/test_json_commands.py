@@ -21,6 +21,7 @@ from wheel_fixtures import agent_wheel
 
 from device.errors import TandemError
 from toolkit.cli.main import tandem
+from toolkit.fleet.boards.discovery import Look, Place, SearchOptions
 
 ROOT = Path(__file__).parents[2]
 # When a library of this process is imported, it prints as native code does, past sys.stdout, then a
@@ -192,13 +193,18 @@ def run(folder: Path, *words: str, **streams: object) -> "subprocess.CompletedPr
     )  # fmt: skip
 
 
+def look_beside(_: SearchOptions) -> Look:
+    """Double of the searches: a board whose SSH refuses at once, whatever network is here."""
+    return Look("USB network", "127.0.0.2 answers", (Place("ssh://127.0.0.2:1"),))
+
+
 def here(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run a command in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("TANDEM_FLEET", "fleet")
         patch.setattr("toolkit.gpu.segments.has_compiler", lambda: False)  # it takes seconds
-        patch.setattr("toolkit.fleet.boards.discovery.MDNS_S", 0.1)
+        patch.setattr("toolkit.fleet.boards.discovery.FINDERS", (look_beside,))
         done = invoke(*words)
     if isinstance(done.exception, TandemError):
         return subprocess.CompletedProcess(
