@@ -106,7 +106,9 @@ class Fleet:
 
     def settle(self) -> None:
         for _ in range(3):
-            for name in self.servers:
+            for name, control in self.servers.items():
+                with control.write():  # as each server does every few seconds: who is killed is seen
+                    pass
                 self.round(name)
 
 
