@@ -53,7 +53,7 @@ from toolkit.partition.costs.constants import load_costs
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MOST_WORDS = 1500
-# Not read from end to end: references, and the log of experiments.
+# References, not read from end to end.
 LONG_PAGES = {
     "flashing.md",  # most of it are its messages
     "board.md",
@@ -61,7 +61,6 @@ LONG_PAGES = {
     "decoder_keys.md",
     "rules.md",
     "operators.md",
-    "performance_log.md",
 }
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 TABLES = {
