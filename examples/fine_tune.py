@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("digits.engine"))
     arguments = parser.parse_args()
 
+    torch.set_num_threads(1)  # the layers are too small to share
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     images, labels = draw(rng, 1600)

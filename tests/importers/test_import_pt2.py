@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from toolkit.importers.pt2 import text
 from toolkit.importers.pt2.archive import refuse_code
 
 JSON = dict[str, Any]
+ROOT = Path(__file__).parents[2]
 AUTO = Dim.AUTO
 
 
@@ -335,3 +337,61 @@ GUARDS = {
 @pytest.mark.parametrize("guard", GUARDS)
 def test_guards_compare_sizes_only(guard: str) -> None:
     assert text.is_guard(guard) == GUARDS[guard]
+
+
+QUANTIZED = """
+import sys
+import numpy as np
+import tandem
+
+file, inputs = sys.argv[1:]
+result = tandem.build(file, file + ".engine", profile="laptop")
+assert "INT8 with the 4 ranges of the model's own Q/DQ" in result.report, result.report
+with tandem.open_session(result.path) as session:
+    (output,) = session.infer({session.inputs[0].name: np.load(inputs)}).values()
+np.save(file + ".npy", output)
+"""
+
+
+class Quantized(torch.nn.Module):
+    """A convolution as PT2E leaves it: Q and DQ of activations, DQ of INT8 weights per channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.randint(-127, 128, (8, 3, 3, 3), dtype=torch.int8)
+        weight[:, 0, 0, 0] = 127
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", torch.rand(8) * 0.01 + 0.001)
+        self.register_buffer("zeros", torch.zeros(8, dtype=torch.int64))
+        self.bias = torch.nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [1, 3, 8, 8] -> [1, 8, 4, 4] in steps of 0.05."""
+        ops = torch.ops.quantized_decomposed
+
+        def rounded(x: torch.Tensor, step: float) -> torch.Tensor:
+            limits = (step, 0, -128, 127, torch.int8)
+            return ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *limits), *limits)
+
+        weight = ops.dequantize_per_channel(
+            self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8
+        )
+        y = torch.relu(torch.conv2d(rounded(x, 0.03), weight, self.bias, padding=1))
+        return torch.nn.functional.max_pool2d(rounded(y, 0.05), 2)
+
+
+def test_a_program_quantized_by_pt2e_keeps_its_int8(tmp_path: Path) -> None:
+    import torch.ao.quantization.fx._decomposed  # registers the operators
+
+    torch.manual_seed(0)
+    module, x = Quantized().eval(), torch.randn(1, 3, 8, 8)
+    file, inputs = tmp_path / "quantized.pt2", tmp_path / "x.npy"
+    torch.export.save(torch.export.export(module, (x,)), file)
+    np.save(inputs, x.numpy())
+    # In a process of its own, where nobody has registered them.
+    command = (sys.executable, "-c", QUANTIZED, str(file), str(inputs))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    steps = np.abs(np.load(f"{file}.npy") - module(x).detach().numpy()) / 0.05
+    assert steps.max() < 1.001
+    assert np.count_nonzero(steps > 0.5) <= 0.02 * steps.size

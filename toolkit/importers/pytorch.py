@@ -9,8 +9,9 @@ import traceback
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from device.install_advice import pip_install
@@ -90,12 +91,22 @@ def export_pt2(file: ModelPath, report: Report) -> Exported:
     name = file.path.name
     report("load PyTorch", 0.0)
     torch = import_torch(name)
+    _register_quantization()
     report("read the program", 0.2)
     refuse_code(file.path, torch)
     with _quiet(name, "cannot be read as a program of torch.export") as log, redirect_stdout(log):
         program = torch.export.load(file.path)
     report("export to ONNX", 0.4)
     return _to_onnx(program, (), name)
+
+
+def _register_quantization() -> None:
+    """Register the operators `quantized_decomposed`, with which PT2E quantizes programs.
+
+    PyTorch reads no file that has them before. A version that leaves them out refuses it by name.
+    """
+    with suppress(ImportError):
+        import_module("torch.ao.quantization.fx._decomposed")
 
 
 def refuse_pickle(file: ModelPath, report: Report) -> NoReturn:
