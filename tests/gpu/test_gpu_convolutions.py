@@ -119,6 +119,37 @@ def test_programs_that_keep_the_weights_reach_every_row(
         assert difference < {"fp32": LIMIT, "fp16": 2e-3}[precision] * np.linalg.norm(truth)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("depth", "columns"), [(72, 24), (640, 33), (24, 96)])
+def test_a_product_of_one_row_needs_no_matrix_units(
+    depth: int, columns: int, precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [node("Add", "c r", "a"), node("HardSwish", "a", "y")]
+    plain = convolution(rng, (1, depth, 1, 1), columns, (1, 1), *nodes)
+    case = replace(plain, inputs={**plain.inputs, "r": (1, columns, 1, 1)})
+    program = case.lower(precision, GpuTarget(sm=87, sm_count=2, exhaustive=True))
+    check_tactics(program, "matrix_vector", case, rng)
+
+
+def check_tactics(
+    program: KernelProgram, kernel: str, case: Case, rng: np.random.Generator
+) -> None:
+    """Every tactic of the only operation with this kernel gives what onnxruntime gives."""
+    feeds = case.feeds(rng)
+    truth = case.truth(feeds)["y"]
+    at, tactics = next(
+        (at, found)
+        for at, op in enumerate(program.ops)
+        if (found := [t for t in op.tactics if t[0].spec.kernel == kernel])
+    )
+    for tactic in tactics:
+        ops = [*program.ops]
+        ops[at] = TunableOp(ops[at].nodes, (tactic,))
+        actual = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)["y"]
+        difference = np.linalg.norm(actual.astype(np.float64) - truth)
+        assert difference < 2e-3 * np.linalg.norm(truth)
+
+
 def test_narrow_groups_share_a_tile(rng: np.random.Generator) -> None:
     case = convolution(rng, (1, 96, 6, 6), 96, (3, 3), group=24, pads=[1, 1, 1, 1])
     (launch,) = [c for c in case.lower("fp16").launches if c.spec.title == "gemm im2col"]

@@ -37,14 +37,22 @@ def add_gemm(ctx: LoweringContext, nodes: tuple[str, ...], problem: GemmProblem)
 
 def _tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
     split_k = split_k_refusal(problem) is None
-    resident = split_k and isinstance(problem.left, DenseLoader)
-    tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k, resident=resident)
+    dense = split_k and isinstance(problem.left, DenseLoader)
+    vector = dense and not _reads_or_writes_int8(problem)
+    tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k, resident=dense, vector=vector)
     if problem.layout == "nchw" and ctx.gpu.has_wgmma:
         tiles = (*_two_width_tiles(problem.shape.columns, tiles[0]), *tiles)
     return tuple(_tactic(ctx, problem, tile) for tile in tiles)
 
 
+def _reads_or_writes_int8(problem: GemmProblem) -> bool:
+    """Whether an operand or the result is INT8: not all `matrix_vector` with it compile (3.9)."""
+    return "int8" in (problem.left.view.dtype, problem.y.dtype)
+
+
 def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:
+    if tile.rows == 1:
+        return (_vector_launch(problem, tile),)
     if tile.split_k == 1:
         return (tiled_launch(ctx, problem, tile),)
     partial = partial_sums(ctx, problem, tile.split_k)
@@ -85,6 +93,30 @@ def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Kern
         writes=(problem.y,),
         warps=tile.warps,
         stages=tile.stages,
+    )
+
+
+def _vector_launch(problem: GemmProblem, tile: Tile) -> KernelLaunch:
+    """Return the launch of `matrix_vector`."""
+    return make_launch(
+        "matrix_vector",
+        (ceil_div(problem.shape.columns, tile.columns), 1, 1),
+        {
+            "a": problem.left.view,
+            "b": problem.right,
+            **problem.epilogue_operands(),
+            "y": problem.y,
+        },
+        {
+            "DEPTH": problem.shape.depth,
+            "COLUMNS": problem.shape.columns,
+            "B_PITCH": problem.right_strides.column,
+            "EPILOGUE": problem.epilogue.ops,
+            "BLOCK_N": tile.columns,
+            "BLOCK_K": tile.depth,
+        },
+        writes=(problem.y,),
+        warps=tile.warps,
     )
 
 

@@ -10,7 +10,7 @@ from toolkit.plugins import Constant
 
 # The kernels for all GPUs by their module in `toolkit.gpu.kernels`, which most are alone in.
 _MODULES = {
-    "gemm": ("gemm", "resident_gemm", "split_k_reduce"),
+    "gemm": ("gemm", "resident_gemm", "matrix_vector", "split_k_reduce"),
     "max_pooling": ("max_pool",),
     "pooling": ("pool", "fill", "unpool", "global_average_pool"),
     "elementwise": ("elementwise", "transpose_tiles"),

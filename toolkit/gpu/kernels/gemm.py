@@ -199,6 +199,35 @@ def resident_gemm(
 
 
 @triton.jit
+def matrix_vector(
+    a, b, bias, scale, scalars, residual, y,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, B_PITCH: tl.constexpr, EPILOGUE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The product of one row: threads multiply, and b is read once; both have k contiguous.
+
+    Grid: (blocks of columns). B_PITCH: elements from column to column of b.
+    """
+    row = tl.arange(0, 1)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    residual = load_residual(residual, row, n, 1, COLUMNS, COLUMNS)
+    products = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for start in tl.static_range(0, DEPTH, BLOCK_K):
+        inside = start + k < DEPTH
+        a_row = tl.load(a + start + k, mask=inside, other=0)
+        b_tile = tl.load(
+            b + n[:, None] * B_PITCH + (start + k)[None, :],
+            mask=(n < COLUMNS)[:, None] & inside[None, :], other=0,
+        )  # fmt: skip
+        products += a_row.to(tl.float32)[None, :] * b_tile.to(tl.float32)
+    total = tl.sum(products, 1)[None, :]
+    store_with_epilogue(
+        total, bias, scale, residual, y, row, n, 1, COLUMNS, COLUMNS, EPILOGUE, scalars
+    )
+
+
+@triton.jit
 def _strided(x, group, inner, row, column, STRIDES: tl.constexpr):
     """Return the addresses of the first tile of an operand."""
     offset = group * STRIDES[0] + inner * STRIDES[1] + row * STRIDES[2] + column * STRIDES[3]

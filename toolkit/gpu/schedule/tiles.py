@@ -25,6 +25,12 @@ _RESIDENT_STAGES = 2
 _MAX_TACTICS = 4  # tiles that an engine carries for a product
 _MAX_RESIDENT_TACTICS = 2  # more of them
 _MAX_SPLIT_K_TACTICS = 2  # of them at most
+# Columns of a block of a product of one row, whose threads multiply without matrix units.
+_VECTOR_COLUMNS = (1, 2, 4, 8, 16, 32)
+_VECTOR_ELEMENTS = (256, 4096)  # of the right operand in a step, least and most
+_MAX_VECTOR_STEP = 512  # of the depth
+_MAX_VECTOR_STEPS = 64  # which are unrolled
+_MAX_VECTOR_TACTICS = 2
 
 # Rows, columns and warps of tiles; of equally good ones the first.
 _TILE_SHAPES = (
@@ -68,6 +74,7 @@ _COPY_BYTES = 16  # of one copy
 _HIDDEN_STEP_CYCLES = 40  # of a step beside its products, where other blocks hide the copies
 _HIDDEN_BLOCK_CYCLES = 360  # of a block beside its steps, where other blocks hide the rest
 _RESIDENT_BLOCK_CYCLES = 240  # the same, where the next block of rows is on its way
+_VECTOR_BLOCK_CYCLES = 60  # of a block of a product of one row, beside what it reads
 _EXPOSED_TAIL = 0.28  # of a lone block: the part that nothing hides at the end
 _L2_BYTES_PER_CYCLE = 40  # a cycle, from the L2 cache to one SM
 _STORE_BYTES_PER_CYCLE = 26  # a cycle, between one SM and the L2 cache in the epilogue
@@ -93,7 +100,8 @@ class Tile:
 
     With `split_k` over 1 that many blocks share the depth, and a second kernel adds their sums.
     `tail_columns`: columns of a second, narrower tile of the same block. `programs`: blocks of rows
-    at once, each of which keeps the right operand for the next ones; 0: they do not.
+    at once, each of which keeps the right operand for the next ones; 0: they do not. A tile of one
+    row is multiplied without matrix units.
     """
 
     rows: int
@@ -107,11 +115,17 @@ class Tile:
 
 
 def gemm_tiles(
-    shape: GemmShape, gpu: GpuTarget, *, split_k: bool = False, resident: bool = False
+    shape: GemmShape,
+    gpu: GpuTarget,
+    *,
+    split_k: bool = False,
+    resident: bool = False,
+    vector: bool = False,
 ) -> tuple[Tile, ...]:
     """Return the best tiles by estimate, the best first.
 
-    `split_k`: with those that split K; `resident`: with those that keep the right operand.
+    `split_k`: with those that split K; `resident`: with those that keep the right operand;
+    `vector`: with those of a product of one row.
     """
 
     def ranked(tiles: list[Tile]) -> list[Tile]:
@@ -125,11 +139,26 @@ def gemm_tiles(
     resident_tiles = (
         ranked(_resident_tiles(shape, gpu)) if resident and gpu.has_matrix_units else []
     )
+    vectors = ranked(_vector_tiles(shape)) if vector else []
     if gpu.exhaustive:
-        return tuple(ranked(unsplit + ranked(split) + resident_tiles))
+        return tuple(ranked(unsplit + ranked(split) + resident_tiles + vectors))
     count = _MAX_TACTICS if gpu.has_matrix_units else 1
     best = ranked(unsplit + ranked(split)[:_MAX_SPLIT_K_TACTICS])[:count]
-    return tuple(ranked(best + resident_tiles[:_MAX_RESIDENT_TACTICS]))
+    best += resident_tiles[:_MAX_RESIDENT_TACTICS]
+    return tuple(ranked(best + vectors[:_MAX_VECTOR_TACTICS]))
+
+
+def _vector_tiles(shape: GemmShape) -> list[Tile]:
+    """Return the tiles of a product of one row; none of another one."""
+    depth = min(_MAX_VECTOR_STEP, power_of_two(shape.depth))
+    if not fixed(shape.rows) or shape.rows != 1 or shape.depth > _MAX_VECTOR_STEPS * depth:
+        return []
+    least, most = _VECTOR_ELEMENTS
+    return [
+        Tile(1, columns, depth, 4, 1)
+        for columns in _VECTOR_COLUMNS
+        if min(least, shape.columns * depth) <= columns * depth <= most
+    ]
 
 
 def _resident_tiles(shape: GemmShape, gpu: GpuTarget) -> list[Tile]:
@@ -154,6 +183,8 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     It is bound by latency (waves of blocks that wait for their own steps), by the throughput of the
     SMs, or by memory.
     """
+    if tile.rows == 1:
+        return _vector_cycles(shape, tile, gpu)
     columns = ceil_div(shape.columns, tile.columns)
     blocks = _blocks(shape, tile.rows, tile.columns) * tile.split_k
     blocks_of_sm = ceil_div(blocks, gpu.sm_count)
@@ -182,6 +213,14 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
         return max(throughput, memory) * uneven + lone_block
     reduce = 0.0 if tile.split_k == 1 else _reduce_cycles(shape, tile.split_k, gpu)
     return max(waves * lone_block, max(throughput, memory) + _EXPOSED_TAIL * lone_block) + reduce
+
+
+def _vector_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
+    """Estimate the time of a product of one row, in cycles: the right operand is read once."""
+    blocks_of_sm = ceil_div(_blocks(shape, 1, tile.columns), gpu.sm_count)
+    block = tile.columns * shape.depth * shape.item_bytes / _L2_BYTES_PER_CYCLE
+    latency = _PROLOGUE_CYCLES + ceil_div(shape.depth, tile.depth) * _STEP_CYCLES
+    return latency + blocks_of_sm * (block + _VECTOR_BLOCK_CYCLES)
 
 
 def _blocks(shape: GemmShape, rows: int, columns: int) -> int:
