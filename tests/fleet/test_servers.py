@@ -107,7 +107,7 @@ class Fleet:
     def settle(self) -> None:
         for _ in range(3):
             for name, control in self.servers.items():
-                with control.write():  # as each server does every few seconds: who is killed is seen
+                with control.write():  # every few seconds in life, so that a killed one is seen
                     pass
                 self.round(name)
 
