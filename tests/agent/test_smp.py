@@ -26,7 +26,7 @@ from smp.os_management import EchoWriteRequest
 from smp_fixtures import Cable, cable, smpmgr, upload_once
 from smp_server_fixtures import Board, serve
 from smpclient import SMPClient
-from smpclient.exceptions import SMPUploadError
+from smpclient.exceptions import SMPBadSequence, SMPUploadError
 from smpclient.requests.file_management import (
     FileClose,
     FileHashChecksum,
@@ -442,7 +442,7 @@ def test_a_bad_line_costs_time_and_never_the_upload(board: Board, line: Cable) -
                     offsets = [offset async for offset in steps]
                     if offsets[-1] == len(data):
                         return attempts
-            except (TimeoutError, SMPUploadError):
+            except (TimeoutError, SMPUploadError, SMPBadSequence):  # or an answer came too late
                 line.change = spoil if attempts < 4 else (lambda piece: piece)
 
     line.change = spoil
