@@ -228,7 +228,8 @@ class Agent:
     # -- the loop
 
     def _next_event(self) -> Event | None:
-        due = [*self._updater.due_s(online=self._presence.online), self._agent_update.due_s]
+        online = self._presence.online
+        due = [*self._updater.due_s(online=online), self._agent_update.due_s(online=online)]
         due += (self._presence.report_due_s(self._newest), self._verification.due_s)
         due += self._remote.due_s(time.monotonic())
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
@@ -393,6 +394,7 @@ class Agent:
             self._updater.ask("cancel", ask.request)
             if self._updater.update.phase != "live":
                 self._verification.forget()
+                self._agent_update.on_desired(None, TRUSTED)
                 self._desired = None
         return ""
 

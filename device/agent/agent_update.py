@@ -89,10 +89,9 @@ class AgentUpdate:
             failed=versions.failed, reason=versions.reason,
         )  # fmt: skip
 
-    @property
-    def due_s(self) -> float | None:
+    def due_s(self, *, online: bool) -> float | None:
         """When `next_request` is due without an event."""
-        return self._fetching.wake_at_s
+        return self._fetching.wake_at_s if online else self._fetching.wake_offline_at_s
 
     def on_desired(self, desired: Desired | None, verdict: Verdict) -> None:
         """Take the desired release, None: it is none of the agent, and what its signatures say."""

@@ -38,7 +38,8 @@ def install(bundle: Path, info: BundleInfo, sha256: str, state_dir: Path) -> str
     name = av.environment_name(info.version, sha256)
     make_environment(bundle, state_dir / av.FOLDER, name, sha256)
     if problem := _start_problem(state_dir, name):
-        if av.read_versions(state_dir).current != name:
+        versions = av.read_versions(state_dir)
+        if name not in (versions.current, versions.previous, versions.trial):
             remove(state_dir / av.FOLDER / name)
         raise BundleError(f"version {info.version} of the agent does not start: {problem}")
     return name

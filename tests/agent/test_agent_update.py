@@ -69,12 +69,12 @@ def test_what_becomes_of_a_release(
 class Bench:
     """An update without an agent: its events are taken from a queue, its source is a folder."""
 
-    def __init__(self, folder: Path, running: str = "") -> None:
+    def __init__(self, folder: Path, running: str = "", source: str = "") -> None:
         self.state_dir = folder / "state"
         self.state_dir.mkdir(exist_ok=True)
         config = {
             "device": "d", "profile": "p", "state_dir": str(self.state_dir), "dev": True,
-            "broker": {"host": "127.0.0.1"}, "update": {"sources": [str(folder)]},
+            "broker": {"host": "127.0.0.1"}, "update": {"sources": [source or str(folder)]},
         }  # fmt: skip
         self.events: queue.Queue[VersionInstalled | SourceEvent] = queue.Queue()
         self.hour = 12
@@ -170,6 +170,15 @@ def test_a_release_that_does_not_start_is_refused_once_for_each_request(tmp_path
     again.update.on_desired(msgspec.structs.replace(desired, request="new"), TRUSTED)
     assert again.told.phase == "downloading"
     again.update.stop()
+
+
+def test_a_download_that_the_broker_interrupts_wakes_nobody(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, source="mqtt")
+    bench.update.on_desired(DESIRED, TRUSTED)
+    bench.update.advance(1.0, busy=False, mqtt=True, pipeline=False)
+    assert bench.update.next_request(1.0, online=True) is not None
+    assert bench.update.due_s(online=True) is not None
+    assert bench.update.due_s(online=False) is None
 
 
 def test_a_release_that_nobody_has_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 from cli_fixtures import output_of
+from self_update_fixtures import packed
 from wheel_fixtures import agent_wheel, empty_wheel
 
-from device.errors import BundleError
+from device.errors import BundleError, DeployError
 from device.update.agent_payload import AgentPayload
 from device.update.bundle import check_bundle, write_agent_bundle
+from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.bundles.agent import pack_agent, payload_of
 from toolkit.fleet.bundles.unpacked import unpacked
+from toolkit.fleet.transports.deploy import deploy_bundle
 
 OWN = "tandem_edge-1.2-py3-none-any.whl"
 PAYLOADS = [
@@ -76,3 +79,9 @@ def test_a_folder_has_one_wheel_of_tandem(tmp_path: Path) -> None:
             version="../x",
             payload=AgentPayload(),
         )
+
+
+def test_a_release_of_the_agent_goes_to_no_board_by_deploy(tmp_path: Path) -> None:
+    bundle = packed(tmp_path, "2.0", "pass")
+    with pytest.raises(DeployError, match="rollout start --agent"):
+        deploy_bundle(bundle, ("board-1",), BrokerAddress("127.0.0.1", 1))

@@ -30,7 +30,7 @@ def deploy(options: Deploy) -> None:
     Exits with 1 where it is not live, with `--json`. Raises TandemError, click.UsageError.
     """
     address = _address(options)
-    _warn(options.bundle)
+    _check_bundle(options.bundle)
     how = DeployOptions(options.timeout_s, options.retry, options.fleet, options.earlier)
     send = partial(deploy_bundle, options.bundle, options.devices, address, how)
     if options.as_json:
@@ -61,7 +61,7 @@ def _address(options: Deploy) -> BrokerAddress:
     return replace(broker_address(options.fleet), username=username, password=password)
 
 
-def _warn(bundle: Path) -> None:
+def _check_bundle(bundle: Path) -> None:
     """Check the bundle, and warn of engines whose INT8 ranges were never measured."""
     info, _ = check_bundle(bundle)
     offsets = member_offsets(info)

@@ -41,7 +41,9 @@ def _parse_dims(values: tuple[str, ...]) -> tuple[DimRange, ...]:
 class TableOptions:
     """INT8 ranges that are there already, or kept for another build."""
 
-    table: Path | None = option("Ranges: a calibration table, a TensorRT cache or a Q/DQ model.")
+    table: Path | None = option(
+        "Read INT8 ranges from a calibration table, a TensorRT cache or a Q/DQ model."
+    )
     save_table: Path | None = option("Write the calibration table that the build measures.")
     dummy_ranges: bool = option("INT8 without calibration: for timing only, the results are wrong.")
 
@@ -66,7 +68,7 @@ class Build:
         "--dim", group="Model", multiple=True, parse=_parse_dims, metavar="NAME=MIN:OPT:MAX",
     )  # fmt: skip
     precision: Precision | Literal["best"] | None = option(
-        "best: INT8, except for nodes that FP16 serves better. "
+        "best: INT8, except for nodes that are faster or more accurate in FP16. "
         "[default: int8 with --data or --table and of a Q/DQ model, else fp16; fp32 without a GPU]",
         group="Precision", type=click.Choice(["fp32", "fp16", "int8", "best"]),
     )  # fmt: skip
@@ -74,17 +76,17 @@ class Build:
     calibration: CalibrationOptions = part("Calibration")
     ranges: TableOptions = part("Calibration")
     objective: str = option(
-        "What the split between GPU and DLA optimizes.",
+        "Objective of the split between GPU and DLA.",
         group="Plan", type=click.Choice(BUILD_GOALS), default=DEFAULT,
     )  # fmt: skip
     plan: PlanningOptions = part("Plan")
     kernels: KernelOptions = part("Kernels")
     measure_on: str | None = option(
-        "Time tactics and nodes on the boards of a farm first, of the fleet in TANDEM_FLEET.",
+        "First time tactics and nodes on farm boards of the fleet that TANDEM_FLEET names.",
         group="Kernels", metavar="fleet:REQUIREMENTS",
     )  # fmt: skip
     no_fallback: bool = option(
-        "Leave out the GPU kernels of DLA segments, which run where TensorRT refuses one.",
+        "Leave out the GPU kernels of DLA segments, for boards whose TensorRT refuses one.",
         group="Kernels",
     )
     gpu_backend: Literal["cuda", "tensorrt", "auto"] = option(
@@ -93,7 +95,7 @@ class Build:
         group="Kernels", default="cuda",
     )  # fmt: skip
     preprocess_on: Literal["cpu", "gpu"] = option(
-        "gpu: add a kernel that makes inputs of camera frames, NV12 or BGR, on the GPU.",
+        "gpu: add a kernel that preprocesses camera frames, NV12 or BGR, on the GPU.",
         group="Kernels", default="cpu",
     )  # fmt: skip
     out: Path | None = option("[default: MODEL.engine]", "-o", "--out", group="Output")

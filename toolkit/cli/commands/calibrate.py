@@ -26,13 +26,13 @@ def _parse_shard(value: str | None) -> tuple[int, int] | None:
 class Calibrate:
     """Find the INT8 ranges of a MODEL on real data.
 
-    `--method auto` tries the range of every method, tensor by tensor, and takes the one with the
+    `--method auto` evaluates every calibration method for each tensor, and takes the range with the
     least error at the outputs. INT8 is judged on samples held out from the ranges. If an output
     misses its target, the nodes whose INT8 costs most stay in floating point. If it loses too much,
     the command ends with an error; the table is written, but a build refuses it.
 
-    Without `--workers`, shards spread over machines: each observes one, `--shard 2/8 -o 2.state`,
-    and the last command takes them all: `tandem calibrate MODEL *.state --data DATA`.
+    In place of `--workers`, run one shard on each machine, `--shard 2/8 -o 2.state`, then merge
+    them: `tandem calibrate MODEL *.state --data DATA`.
 
     Example: tandem calibrate model.onnx --data images/ --method auto --html report.html -o
     model.calib.json
@@ -50,7 +50,7 @@ class Calibrate:
     )
     calibration: CalibrationOptions = part("Calibration")
     shard: tuple[int, int] | None = option(
-        "Observe shard I of N (from 1) alone, and write its state.",
+        "Process only shard I of N (from 1), and write its state.",
         group="Calibration", parse=_parse_shard, metavar="I/N",
     )  # fmt: skip
     out: Path | None = option(

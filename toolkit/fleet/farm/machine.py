@@ -106,7 +106,7 @@ def _ended(state: State, number: int) -> tuple[State, tuple[Effect, ...]]:
 def _dead(state: State, job: Job, reason: str) -> tuple[State, tuple[Effect, ...]]:
     """A board is gone while it had a task, which may have killed it."""
     after, released = _ended(state, job.number)
-    return _out(_note_failure(after, job, reason), job.board, reason), released
+    return _note_failure(_out(after, job.board, reason), job, reason), released
 
 
 def _out(state: State, name: str, reason: str) -> State:

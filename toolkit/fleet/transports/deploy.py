@@ -229,11 +229,15 @@ def deploy_bundle(
     """Deploy a bundle to all devices at once and return their results; see `deploy`.
 
     The bundle is not compared with its hashes: the devices do that. Raises DeployError if a device
-    is no id, or named twice, TrustError if it cannot be signed.
+    is no id, or named twice, or the bundle is one of the agent, TrustError if it cannot be signed.
     """
     _check_devices(devices)
     delivery = Delivery(bundle, options.fleet, retry=options.retry, checked=True)
     with contextlib.closing(delivery):
+        if delivery.info.agent is not None:
+            raise DeployError(
+                f"{bundle} is a release of the agent: `tandem fleet rollout start --agent` sends it"
+            )
         return deploy(delivery, devices, broker, options, on_progress=on_progress)
 
 
