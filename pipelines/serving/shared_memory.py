@@ -181,6 +181,11 @@ class Regions:
             return tensor
         name, offset, size = tensor.place
         region = self.find(name)
+        if offset + size > region.byte_size:  # it is another one since the request came
+            refuse(
+                f"input {tensor.name!r}: shared memory region {name!r} was registered anew, with"
+                f" {region.byte_size} bytes: {offset + size} are needed"
+            )
         if isinstance(region, CudaRegion):
             if tensor.datatype != BYTES and size:
                 dtype = DATATYPES[tensor.datatype].numpy
