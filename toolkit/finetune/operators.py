@@ -4,6 +4,7 @@ Operands are tensors, None where an optional one is absent; shapes and axes are 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -92,13 +93,18 @@ def _gemm(node: Node, operands: Operands) -> torch.Tensor:
 
 def _max_pool(node: Node, operands: Operands) -> torch.Tensor:
     (x,), kernel = operands, node.integers("kernel_shape", ())
-    rank = len(kernel)
+    margins, rank = _margins(node, x.shape[2:], kernel), len(kernel)
+    ceil_mode = bool(node.integer("ceil_mode", 0))
+    if ceil_mode and any(before != after for before, after in margins):
+        raise NotImplementedError("ceil_mode with other padding before than after")
     return _MAXIMA[rank](
-        _padded(x, _margins(node, x.shape[2:], kernel), -torch.inf),
+        # torch leaves out windows that begin in padding that it knows of; it limits that, too.
+        x if ceil_mode else _padded(x, margins, -torch.inf),
         kernel,
         _repeated(node, "strides", rank, 1),
-        dilation=_repeated(node, "dilations", rank, 1),
-        ceil_mode=bool(node.integer("ceil_mode", 0)),
+        [before for before, _ in margins] if ceil_mode else 0,
+        _repeated(node, "dilations", rank, 1),
+        ceil_mode,
     )
 
 
@@ -107,6 +113,8 @@ def _average_pool(node: Node, operands: Operands) -> torch.Tensor:
     margins, rank = _margins(node, x.shape[2:], kernel), len(kernel)
     if any(before != after for before, after in margins):
         raise NotImplementedError("an average with other padding before than after")
+    if any(step != 1 for step in _repeated(node, "dilations", rank, 1)):
+        raise NotImplementedError("an average with dilations")
     return _AVERAGES[rank](
         x,
         kernel,
@@ -121,6 +129,8 @@ def _reduced(function: Callable[..., torch.Tensor]) -> Operator:
     def run(node: Node, operands: Operands) -> torch.Tensor:
         x, axes = (*operands, None)[:2]
         named = node.integers("axes", ()) if axes is None else tuple(axes.tolist())
+        if not named and node.integer("noop_with_empty_axes", 0):
+            return x
         return function(x, named or tuple(range(x.ndim)), keepdim=bool(node.integer("keepdims", 1)))
 
     return run
@@ -146,7 +156,9 @@ def _slice(node: Node, operands: Operands) -> torch.Tensor:
     strides = [1] * len(starts) if steps is None else steps.tolist()
     for axis, start, end, step in zip(named, starts.tolist(), ends.tolist(), strides, strict=True):
         positions = range(x.shape[axis])[start:end:step]
-        x = torch.index_select(x, axis, torch.tensor(list(positions), device=x.device))
+        x = torch.index_select(
+            x, axis, torch.tensor(list(positions), dtype=torch.int64, device=x.device)
+        )
     return x
 
 
@@ -160,7 +172,8 @@ def _reshape(node: Node, operands: Operands) -> torch.Tensor:
 
 def _flatten(node: Node, operands: Operands) -> torch.Tensor:
     (x,) = operands
-    axis = node.integer("axis", 1) % (x.ndim + 1)
+    axis = node.integer("axis", 1)
+    axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(int(torch.tensor(x.shape[:axis]).prod()), -1)
 
 
@@ -191,7 +204,8 @@ def _resize(node: Node, operands: Operands) -> torch.Tensor:
         if sizes is not None
         else scales.tolist()
     )
-    lengths = [int(length * factor) for length, factor in zip(x.shape, factors, strict=True)]
+    exact = [length * factor for length, factor in zip(x.shape, factors, strict=True)]
+    lengths = [int(length) for length in exact]
     if sizes is not None:
         lengths = sizes.tolist()
     if node.text("mode", "nearest") == "nearest":
@@ -199,28 +213,49 @@ def _resize(node: Node, operands: Operands) -> torch.Tensor:
             at = torch.from_numpy(nearest_indexes(node, x.shape[axis], length, factor))
             x = torch.index_select(x, axis, at.to(x.device))
         return x
-    coordinates = node.text("coordinate_transformation_mode", "half_pixel")
-    corners = coordinates == "align_corners"
-    if node.text("mode", "nearest") != "linear" or not (corners or "half_pixel" in coordinates):
-        raise NotImplementedError(f"resizing by {coordinates}, {node.text('mode', 'nearest')}")
+    _check_linear(node, x.shape, exact)
+    corners = node.text("coordinate_transformation_mode", "half_pixel") == "align_corners"
     mode = {3: "linear", 4: "bilinear", 5: "trilinear"}[x.ndim]
     return f.interpolate(x, lengths[2:], mode=mode, align_corners=corners)
+
+
+def _check_linear(node: Node, shape: Sequence[int], lengths: Sequence[float]) -> None:
+    """Raise NotImplementedError where `interpolate` computes something else than ONNX."""
+    mode = node.text("mode", "nearest")
+    coordinates = node.text("coordinate_transformation_mode", "half_pixel")
+    known = ["align_corners", "half_pixel", "half_pixel_symmetric"]
+    if all(length > 1 for length in lengths[2:]):
+        known.append("pytorch_half_pixel")
+    if mode != "linear" or coordinates not in known:
+        raise NotImplementedError(f"resizing by {coordinates}, {mode}")
+    if node.integer("antialias", 0):
+        raise NotImplementedError("resizing with antialias")
+    if tuple(lengths[:2]) != tuple(shape[:2]) or any(length % 1 for length in lengths):
+        raise NotImplementedError(f"resizing {list(shape)} to {list(lengths)}")
 
 
 def _layer_norm(node: Node, operands: Operands) -> torch.Tensor:
     x, weight, bias = (*operands, None)[:3]
     shape = x.shape[node.integer("axis", -1) % x.ndim :]
-    return f.layer_norm(x, shape, weight, bias, node.number("epsilon", 1e-5))
+    bias = None if bias is None else bias.expand(shape)
+    return f.layer_norm(x, shape, weight.expand(shape), bias, node.number("epsilon", 1e-5))
 
 
 def _batch_norm(node: Node, operands: Operands) -> torch.Tensor:
     x, gamma, beta, mean, variance = operands
+    if node.integer("training_mode", 0):
+        raise NotImplementedError("training_mode; export the network for inference")
     return f.batch_norm(x, mean, variance, gamma, beta, eps=node.number("epsilon", 1e-5))
 
 
 def _prelu(node: Node, operands: Operands) -> torch.Tensor:
     x, slopes = operands
     return torch.where(x < 0, x * slopes, x)
+
+
+def _folded(function: Callable[..., torch.Tensor]) -> Operator:
+    """A function of two tensors on any number of operands."""
+    return lambda node, operands: reduce(function, operands)
 
 
 def _plain(function: Callable[..., torch.Tensor]) -> Operator:
@@ -254,9 +289,9 @@ OPERATORS: Mapping[str, Operator] = {
     "LayerNormalization": _layer_norm,
     "LeakyRelu": lambda node, x: f.leaky_relu(x[0], node.number("alpha", 0.01)),
     "MatMul": _plain(torch.matmul),
-    "Max": _plain(torch.maximum),
+    "Max": _folded(torch.maximum),
     "MaxPool": _max_pool,
-    "Min": _plain(torch.minimum),
+    "Min": _folded(torch.minimum),
     "Mul": _plain(torch.mul),
     "Neg": _plain(torch.neg),
     "PRelu": _prelu,

@@ -86,7 +86,7 @@ class TorchSegment:
         operands = [values[name] if name else None for name in node.inputs]
         try:
             results = OPERATORS[node.op](node, operands)
-        except (RuntimeError, ValueError, IndexError, NotImplementedError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             raise BuildError(
                 f"Node {node.name!r} ({node.op}) cannot be computed by PyTorch: {error}"
             ) from error
