@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -32,7 +33,8 @@ from pipelines.serving.protocol import (
 ROOT = Path("/dev/shm")  # where shm_open has its objects on Linux
 MAX_REGIONS = 1024
 CLOSE_S = 10.0  # how long a client waits for requests that use a region which it unregisters
-CLOSE_POLL_S = 0.05
+CLOSE_POLL_S = 0.005
+COLLECT_S = 2.0
 
 Kind = Literal["system", "cuda"]
 
@@ -128,7 +130,7 @@ class Regions:
                 continue
             del self._regions[one]
             if isinstance(region, CudaRegion):
-                self._closing[one] = weakref.ref(region.memory)
+                self._closing[one] = weakref.ref(region.memory, partial(self._on_closed, one))
             else:
                 region.close()
 
@@ -136,19 +138,26 @@ class Regions:
         """Unregister a region of the GPU, or all with an empty name, and wait until no request uses
         it: then its client may free the memory. Raises Refusal: one still does."""
         self.unregister(name, "cuda")
-        end_s = time.monotonic() + CLOSE_S
+        begin_s = collected_s = time.monotonic()
         for one in [name] if name else list(self._closing):
-            while one in self._closing and self._closing[one]() is not None:
-                if time.monotonic() >= end_s:
+            while one in self._closing:
+                now_s = time.monotonic()
+                if now_s >= begin_s + CLOSE_S:
                     refuse(
                         f"CUDA shared memory region {one!r} is still used by a request after"
                         f" {CLOSE_S:g} s: keep its memory, and unregister it again",
                         Status.UNAVAILABLE,
                     )
-                # A request that was refused may wait for the collector: tracebacks make cycles.
-                await asyncio.to_thread(gc.collect)
                 await asyncio.sleep(CLOSE_POLL_S)
-            self._closing.pop(one, None)
+                # A request that was refused may wait for the collector: tracebacks make cycles. It
+                # holds up all threads, so it does not run at every look.
+                if collected_s == begin_s or now_s >= collected_s + COLLECT_S:
+                    gc.collect()
+                    collected_s = time.monotonic()
+
+    def _on_closed(self, name: str, memory: weakref.ref[ImportedMemory]) -> None:
+        if self._closing.get(name) is memory:
+            del self._closing[name]
 
     def status(self, name: str, kind: Kind = "system") -> Mapping[str, AnyRegion]:
         """Return the regions of a kind, or the one of a name. Raises Refusal: it is not

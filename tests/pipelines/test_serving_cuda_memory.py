@@ -27,7 +27,7 @@ from tritonclient.utils import InferenceServerException
 from device.runtime.cuda.driver import CudaError
 from device.session import open_session
 from pipelines.serving.cuda_memory import CudaRegion
-from pipelines.serving.protocol import Refusal, Status
+from pipelines.serving.protocol import Parameters, Refusal, Status
 from pipelines.serving.server import Ports
 from pipelines.serving.shared_memory import Regions
 from toolkit.engine.build import BuildOptions, build_engine
@@ -231,10 +231,36 @@ def test_a_region_is_not_unregistered_while_a_request_uses_it(
         await unregistered
         assert gpu.imported == []
         await regions.register_cuda("region", handle, 0, REGION)
+        region = regions.find("region")
+        assert isinstance(region, CudaRegion)
+        queued = region.array(0, (4,), np.dtype(np.uint8))
+        del region
+        with pytest.raises(asyncio.TimeoutError):  # its client does not wait
+            await asyncio.wait_for(regions.unregister_cuda("region"), 0.05)
+        del queued
+        await regions.register_cuda("region", handle, 0, REGION)
         await regions.unregister_cuda("")
 
     asyncio.run(run())
     assert gpu.imported == []
+
+
+def test_an_input_is_not_read_beyond_a_region_that_was_registered_anew(
+    gpu: cuda_double.CudaDouble, memory: int
+) -> None:
+    handle, regions = gpu.export(memory), Regions("")
+    row: Parameters = {"shared_memory_region": "region", "shared_memory_byte_size": 4096}
+
+    async def run() -> None:
+        await regions.register_cuda("region", handle, 0, REGION)
+        x = regions.input("x", "FP32", (1024,), row)
+        await regions.unregister_cuda("region")
+        await regions.register_cuda("region", handle, 0, 16)
+        with pytest.raises(Refusal, match="registered anew, with 16 bytes: 4096 are needed"):
+            await regions.read(x)
+        await regions.unregister_cuda("region")
+
+    asyncio.run(run())
 
 
 def test_without_a_driver_the_reason_is_said(
