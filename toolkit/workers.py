@@ -132,9 +132,12 @@ class Workers(AbstractContextManager["Workers"]):
                 if not (done and running):
                     refused.clear()
         finally:
-            # Ended processes are told to all futures, which would fail on cancelled ones.
-            for future in () if hasattr(self._executor, "_processes") else running:
-                future.cancel()
+            self._cancel_all(running)
+
+    def _cancel_all(self, running: Iterable[Future[bytes]]) -> None:
+        # Ended processes are told to all futures, which would fail on cancelled ones.
+        for future in () if hasattr(self._executor, "_processes") else running:
+            future.cancel()
 
     def _submit(
         self,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cuda_double
 import pytest
@@ -49,6 +50,17 @@ def workload(folder: Path, *rows: str) -> Path:
     return path
 
 
+def plan_to_pipeline(file: Path, out: Path) -> dict[str, Any]:
+    """Plan for the DLA, write the pipeline and return the plan."""
+    done = invoke(
+        "plan", "--workload", file, "--profile", PROFILE, "--objective", "gpu-relief",
+        "--seconds", 1, "--min-gain", 0, "--pipeline", out, "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    planned: dict[str, Any] = json.loads(done.stdout)
+    return planned
+
+
 def test_a_workload_runs_where_its_plan_says(tmp_path: Path) -> None:
     rows = []
     for name, channels, rate_hz in (("slow", 16, 10), ("fast", 32, 30)):
@@ -62,19 +74,7 @@ def test_a_workload_runs_where_its_plan_says(tmp_path: Path) -> None:
     (tmp_path / "shades.toml").write_text(SETTINGS)
     (tmp_path / "shades.txt").write_text("dark\nbright\n")
     file, out = workload(tmp_path, *rows), tmp_path / "board.toml"
-    options = (
-        "--workload",
-        file,
-        "--profile",
-        PROFILE,
-        "--objective",
-        "gpu-relief",
-        "--seconds",
-        1,
-    )
-    done = invoke("plan", *options, "--min-gain", 0, "--pipeline", out, "--json")
-    assert done.exit_code == 0, done.output
-    planned = json.loads(done.stdout)
+    planned = plan_to_pipeline(file, out)
     config = load_pipeline(out)
     assert [one.name for one in config.models] == ["fast", "slow"]  # the faster one first
     assert [one.max_hz or None for one in config.models] == [None, 10.0]
@@ -115,19 +115,7 @@ def test_models_of_a_plan_run_as_one_release_on_the_processors_that_it_chose(
         for (name, *_), rate_hz in zip(models, (300, 200, 10), strict=True)
     ]
     file, out = workload(tmp_path, *rows), tmp_path / "board.toml"
-    options = (
-        "--workload",
-        file,
-        "--profile",
-        PROFILE,
-        "--objective",
-        "gpu-relief",
-        "--seconds",
-        1,
-    )
-    done = invoke("plan", *options, "--min-gain", 0, "--pipeline", out, "--json")
-    assert done.exit_code == 0, done.output
-    planned = json.loads(done.stdout)
+    planned = plan_to_pipeline(file, out)
     chosen = {one.name: one.dla_core for one in load_pipeline(out).models}
     assert chosen == {"lanes": 0, "marks": 0, "signs": UNSET}
     cores = {"lanes": 0, "marks": 1}  # one core is enough for both; somebody moves the second
@@ -193,16 +181,8 @@ def test_the_commands_are_printed_as_a_shell_reads_them(tmp_path: Path) -> None:
     (tmp_path / "shades.toml").write_text(SETTINGS)
     file = workload(tmp_path, 'path = "a model.onnx"\nsettings = "shades.toml"')
     out = tmp_path / "board.toml"
-    options = (
-        "--profile",
-        PROFILE,
-        "--precision",
-        "fp16",
-        "--objective",
-        "latency",
-        "--seconds",
-        1,
-    )
+    options = ("--profile", PROFILE, "--precision", "fp16", "--seconds", 1)
+    options += ("--objective", "latency")
     done = invoke("plan", "--workload", file, *options, "--pipeline", out)
     assert done.exit_code == 0, done.output
     lines = [shlex.split(line) for line in done.output.splitlines() if "tandem build" in line]

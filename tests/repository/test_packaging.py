@@ -201,9 +201,9 @@ def test_the_source_archive_holds_docs_scripts_and_tests_too_and_no_caches(
 def test_both_archives_are_taken_by_a_package_index(archives: Path) -> None:
     """Its page is the README, which it draws itself."""
     paths = sorted(str(path) for path in archives.iterdir())
-    said = run(sys.executable, "-m", "twine", "check", "--strict", *paths)
+    report = run(sys.executable, "-m", "twine", "check", "--strict", *paths)
     assert [Path(path).name.rpartition(".")[2] for path in paths] == ["whl", "gz"]
-    assert said.count("PASSED") == 2
+    assert report.count("PASSED") == 2
 
 
 def test_the_metadata_is_complete(wheel: Path) -> None:

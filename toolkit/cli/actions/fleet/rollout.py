@@ -58,14 +58,14 @@ def start(options: Start) -> None:
 
 def _bundle(options: Start) -> Path:
     """Return what is rolled out; RolloutError: not one file was named, or one of the other kind."""
-    given = [path for path in (options.bundle, options.agent) if path is not None]
-    if len(given) != 1:
+    files = [path for path in (options.bundle, options.agent) if path is not None]
+    if len(files) != 1:
         raise RolloutError("name either --bundle FILE or --agent FILE")
-    info = read_bundle_info(given[0])
+    info = read_bundle_info(files[0])
     if (info.agent is None) != (options.agent is None):
-        other = "--bundle" if info.agent is None else "--agent"
-        raise RolloutError(f"{given[0]} holds {info.name} {info.version}: name it by {other}")
-    return given[0]
+        option = "--bundle" if info.agent is None else "--agent"
+        raise RolloutError(f"{files[0]} holds {info.name} {info.version}: name it by {option}")
+    return files[0]
 
 
 def _request(options: Start) -> RolloutRequest:
