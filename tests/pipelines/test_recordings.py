@@ -183,9 +183,12 @@ def test_a_recording_keeps_its_pace_or_runs_as_fast_as_it_can(tmp_path: Path) ->
     begin_s = time.monotonic()
     assert len(frames_of(uri, realtime=True)) == 5
     assert time.monotonic() - begin_s >= 0.38
-    begin_s = time.monotonic()
-    assert len(frames_of(uri)) == 5
-    assert time.monotonic() - begin_s < 0.3
+    durations_s = []
+    for _ in range(3):  # the least: another process may hold this one up
+        begin_s = time.monotonic()
+        assert len(frames_of(uri)) == 5
+        durations_s.append(time.monotonic() - begin_s)
+    assert min(durations_s) < 0.3
 
 
 def test_a_replay_finds_again_what_was_recorded(tmp_path: Path) -> None:

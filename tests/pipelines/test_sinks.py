@@ -13,11 +13,10 @@ from dataclasses import replace
 import cv2
 import numpy as np
 import pytest
-from sink_fixtures import STAGES, connected, detections, result, subscriber
+from sink_fixtures import connected, detections, result, subscriber
 from video_fixtures import (
     LABELS,
     PATIENCE_S,
-    frame_of,
     free_port,
     gray_frame,
     mosquitto,
@@ -28,7 +27,6 @@ from device.errors import PipelineError
 from pipelines.results import ClassScores
 from pipelines.sink_config import JsonlSink, MqttSink, VideoSink
 from pipelines.sinks.draw import annotate
-from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, RateLimit, SinkContext, open_sink
 from pipelines.sinks.video import VideoFileWriter
@@ -68,16 +66,11 @@ def test_event_of_a_classification_has_no_boxes():
     assert event["detections"] == [{"label": "green", "class_id": 1, "score": 0.75, "box": None}]
 
 
-def test_hundred_detections_stay_small_and_quick():
+def test_hundred_detections_stay_small():
     rng = np.random.default_rng(1)
     boxes = rng.uniform(0, 1920, (100, 4))
     decoded = detections(*[(box, 0.87654, 1) for box in boxes])
     assert len(result(objects=decoded).payload) < 9000
-    frame = frame_of(gray_frame(0))
-    start = time.perf_counter()
-    for _ in range(50):
-        encode_event(make_event("p", frame, decoded, LABELS, STAGES))
-    assert (time.perf_counter() - start) / 50 < 0.005  # 0.1 ms on a quiet machine
 
 
 # --- mqtt
