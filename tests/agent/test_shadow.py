@@ -132,7 +132,7 @@ class Stand:
 
     def wait(self, condition: Callable[[Reported], bool], known: int = 0) -> Reported:
         """Return the first report from number `known` on that fulfils a condition."""
-        until_s = time.monotonic() + LONG_S
+        until_s = time.monotonic() + 3 * LONG_S  # an update starts processes in three steps
         while True:
             for report in self.watcher.drain().reports[known:]:
                 if condition(report):
