@@ -13,8 +13,9 @@ import onnx_ir as ir
 
 from device.engine.manifest import Precision
 from toolkit.engine.frontend import run_frontend
+from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.kept_cost import frame_us
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
 from toolkit.errors import about

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import IMPORTED
 from toolkit.cache import key_of
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf, beyond_half

@@ -12,7 +12,8 @@ from calibration.table import CalibrationTable
 from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.engine.batch import choose_batch, chooses_batch
 from toolkit.engine.frontend import run_frontend
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
 from toolkit.errors import PlanError, about

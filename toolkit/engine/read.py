@@ -7,7 +7,8 @@ import onnx_ir as ir
 
 from device.choices import list_choices
 from device.engine.manifest import Precision
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.graph.check import check_nodes
