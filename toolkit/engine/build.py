@@ -9,7 +9,7 @@
  7 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.quantize.scales, quantize
  8 extract     segments -> graphs of their own       toolkit.graph.extract
  9 lower       GPU segments -> kernel programs       toolkit.gpu.lower
-10 compile     kernel programs -> cubins             toolkit.gpu.compile
+10 compile     kernel programs -> cubins             toolkit.gpu.compile_segment
 11 assemble    manifest, memory plan, entries        toolkit.engine.assemble
 12 write       one file, atomically, once proven     toolkit.engine.write
 
@@ -49,7 +49,7 @@ from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
 from toolkit.errors import BuildError, about
-from toolkit.gpu.codegen.compile import Progress
+from toolkit.gpu.codegen.compile_kernels import Progress
 from toolkit.gpu.frames import compile_frames
 from toolkit.gpu.ports import compile_port
 from toolkit.gpu.report import GpuReport, report_segment

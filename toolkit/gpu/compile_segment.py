@@ -22,7 +22,7 @@ from device.engine.cuda_manifest import (
 from device.engine.manifest import DimRange
 from device.runtime.cuda.tactics import tactic_key
 from toolkit.errors import BuildError
-from toolkit.gpu.codegen.compile import Progress, compile_ops
+from toolkit.gpu.codegen.compile_kernels import Progress, compile_ops
 from toolkit.gpu.codegen.messages import Compiled
 from toolkit.gpu.emit.weights import ALIGNMENT
 from toolkit.gpu.ir.launch import Argument as IrArgument
