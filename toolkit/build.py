@@ -55,7 +55,7 @@ __all__ = [
 if TYPE_CHECKING:
     import torch
 
-    from toolkit.finetune.network import FakeQuantized
+    from toolkit.finetune.trainable_network import FakeQuantized
 
 # What exporters call every graph: PyTorch's two, tf2onnx's, skl2onnx's.
 EXPORTERS_NAMES = frozenset(

@@ -5,7 +5,7 @@ board       what a finished plan depends on: versions, cores, power mode
 messages    TensorRT's known refusals, as one sentence and a fix
 layout      arrays to and from the DLA's memory formats
 request     one segment to be finished: the values that pass to the child process
-build       the child: ONNX -> TensorRT plan (build_dla, build_gpu, network)
+build       the child: ONNX -> TensorRT plan (build_dla, build_gpu, builder_calls)
 compare     the child: the times of a plan for the GPU and of the segment's kernels
 children    child processes with limits
 plans       finished plans on disk, under everything that they depend on
