@@ -41,7 +41,7 @@ from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_cache
-from device.runtime.tensorrt.prepare import Job, prepare_engine
+from device.runtime.tensorrt.prepare_engine import Job, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import Session, SessionPool, open_session
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig

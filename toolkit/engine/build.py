@@ -2,7 +2,7 @@
 
  1 import      model file -> graph                   toolkit.importers
  2 passes      fold, fuse, infer shapes              toolkit.graph.passes
- 3 rewrite     what keeps nodes off the DLA          toolkit.partition.prepare, toolkit.dla.legalize
+ 3 rewrite     what keeps nodes off the DLA          toolkit.partition.prepare_graph, dla.legalize
  4 calibrate   data -> amax per tensor (INT8)        toolkit.quantize.ranges, calibration
  5 ask         every node: is there a GPU kernel     toolkit.gpu.support, toolkit.engine.support
  6 plan        every node: DLA, GPU or portable      toolkit.partition.planning, costs, solver

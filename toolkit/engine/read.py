@@ -16,7 +16,7 @@ from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_model, sized
 from toolkit.importers.source import Report, silent
-from toolkit.partition.prepare import Prepared
+from toolkit.partition.prepare_graph import Prepared
 from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
