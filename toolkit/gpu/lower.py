@@ -24,9 +24,9 @@ import onnx_ir as ir
 
 from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
-from toolkit.gpu.emit.agreement import find_difference, point_text
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.launches import WEIGHTS
+from toolkit.gpu.emit.lowering_differences import find_difference, point_text
 from toolkit.gpu.emit.plugins import plugin_emitters
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES

@@ -20,7 +20,7 @@ from device.selftest.report import is_report
 from pipelines.config import ModelConfig, load_labels, load_model
 from pipelines.decode_config import Scored
 from toolkit.board_kit.recorded import recorded_in
-from toolkit.cli.actions.agreement import compare_two
+from toolkit.cli.actions.compare_files import compare_two
 from toolkit.cli.actions.outputs import need_folders, print_page_path, status_2
 from toolkit.cli.command import given
 from toolkit.cli.commands.compare import Compare
