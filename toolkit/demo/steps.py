@@ -29,7 +29,7 @@ from toolkit.demo.releases import Release, broken, pipeline_for, write_release
 from toolkit.demo.scene_video import FPS, write_scene_video
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
-from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.transports.device_deployment import DeployResult
 from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.trials.score import load_held_out, plain_model, score
 from toolkit.shipped import demo_file
