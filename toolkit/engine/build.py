@@ -49,18 +49,17 @@ from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
 from toolkit.errors import BuildError, about
-from toolkit.gpu.codegen.compile_kernels import Progress
 from toolkit.gpu.frames import compile_frames
 from toolkit.gpu.ports import compile_port
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
-from toolkit.importers.source import silent
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
+from toolkit.progress import Progress, silent
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.loss.judge import Judgement, check, judge
 from toolkit.quantize.loss.parts import split_outputs
@@ -70,7 +69,7 @@ from toolkit.quantize.ranges.table_file import refuse_lossy
 from toolkit.quantize.scales.effect import ScaleEffect, scale_effect, scale_notes
 from toolkit.quantize.scales.rules import UnifiedRanges, unify_scales
 
-__all__ = ["BuildOptions", "BuildResult", "Progress", "build_engine"]
+__all__ = ["BuildOptions", "BuildResult", "build_engine"]
 
 
 @dataclass(frozen=True, slots=True)

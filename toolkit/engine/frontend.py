@@ -20,9 +20,9 @@ from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf, beyond_half
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
-from toolkit.importers.source import Report, silent
 from toolkit.partition.best_precision import best_options, idle_nodes
 from toolkit.partition.prepare_graph import prepare_graph
+from toolkit.progress import Progress, silent
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
@@ -48,7 +48,7 @@ def run_frontend(
     model: ModelSource | OpenModel,
     target: Target,
     options: BuildOptions,
-    report: Report = silent,
+    report: Progress = silent,
     *,
     batch: int = 1,
     assume_ranges: bool = False,

@@ -13,12 +13,12 @@ from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
-from toolkit.importers.source import Report
 from toolkit.partition.best_precision import kept_nodes
 from toolkit.partition.costs.measured import Measured
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepare_graph import Prepared
+from toolkit.progress import Progress
 from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.measure import Ranges
 
@@ -46,7 +46,7 @@ class Frontend:
     passes: tuple[PassReport, ...]
     plain: PlainModel | None
     plan: PlanOptions
-    report: Report
+    report: Progress
     prepared: Prepared
     table: CalibrationTable | None = None
     ranges: Ranges | None = None

@@ -11,7 +11,7 @@ from toolkit.engine.target import choose_target
 from toolkit.errors import BuildError, about
 from toolkit.importers.onnx import ModelSource, source_path
 from toolkit.importers.pytorch import import_torch
-from toolkit.importers.source import silent
+from toolkit.progress import silent
 
 if TYPE_CHECKING:
     from toolkit.finetune.trainable_network import FakeQuantized

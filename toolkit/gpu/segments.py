@@ -7,7 +7,6 @@ from typing import Protocol
 from device.engine.manifest import DimRange, Precision
 from device.install_advice import pip_install
 from device.profile import Profile
-from toolkit.gpu.codegen.compile_kernels import Progress
 from toolkit.gpu.codegen.triton_version import check_compiler, has_compiler
 from toolkit.gpu.compile_segment import GpuSegment, compile_segment
 from toolkit.gpu.coordinates import coordinate_tensors
@@ -19,6 +18,7 @@ from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import ExtractedSegment
 from toolkit.graph.segment import PlannedSegment
 from toolkit.plugins import Plugin
+from toolkit.progress import Progress
 
 NO_COMPILER = f"no GPU kernels: Triton is not installed on this host; {pip_install('gpu-build')}"
 
