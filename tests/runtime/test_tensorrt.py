@@ -35,7 +35,7 @@ from device.runtime.cuda.context import Stream
 from device.runtime.executors.tensorrt import TensorRTExecutor
 from device.runtime.pool import MAX_SESSIONS, turns_of
 from device.runtime.tensorrt import children
-from device.runtime.tensorrt import prepare as prepare_module
+from device.runtime.tensorrt import prepare_engine as prepare_module
 from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack

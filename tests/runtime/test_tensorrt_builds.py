@@ -18,7 +18,7 @@ from onnx import helper
 from tensorrt_fixtures import build, install, prepare
 
 from device.runtime.tensorrt import build as build_module
-from device.runtime.tensorrt import prepare as prepare_module
+from device.runtime.tensorrt import prepare_engine as prepare_module
 from device.runtime.tensorrt.children import BUILD, Ended, Limits, Task, Watch
 from device.runtime.tensorrt.messages import MESSAGES, explain, last_error
 from device.runtime.tensorrt.prepare_engine import Prepared

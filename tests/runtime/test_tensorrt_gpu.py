@@ -24,7 +24,7 @@ from device.engine.manifest_check import check_manifest
 from device.engine.purposes import bytes_by_purpose
 from device.engine.tensorrt_manifest import TensorRTGpu
 from device.errors import EngineError, SessionError
-from device.runtime.tensorrt import prepare as prepare_module
+from device.runtime.tensorrt import prepare_engine as prepare_module
 from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.children import TIMING, Ended, Limits, run_child
 from device.runtime.tensorrt.plans import Comparison, Record, form_for
