@@ -40,11 +40,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
+from calibration.progress import Progress
 from calibration.trials import (
     MIN_QUICK,
     QUICK_SHARE,
     Errors,
-    Progress,
     Trials,
     decibels,
     mean_of,

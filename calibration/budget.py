@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from calibration.errors import CalibrationError
+from calibration.progress import Progress
 
 MAX_TRIALS = 400
 """Maximum number of measurements of the metric."""
@@ -37,9 +38,6 @@ NODE_WEIGHT = 0.01
 Kind = Literal["loss", "percent", "least"]
 Measure = Callable[[frozenset[str]], float]
 """The nodes kept in floating point -> metric; NaN: unusable."""
-Progress = Callable[[int, int], None]
-"""Called after each trial with (trials done, trials allowed)."""
-
 EXAMPLES = "'map50:-0.5' (in its unit), 'cosine:-1%' (of the float value) or 'sqnr:30' (at least)"
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from calibration.dataset import Dataset, Sample, Skipped
 from calibration.errors import CalibrationError, NoSampleError
 from calibration.observer import Counts, Histogram, Tally
+from calibration.progress import Progress
 from calibration.samples import digest_sample
 from calibration.state import Part, State, check_same, read_state, write_state
 from calibration.table import CalibrationTable
@@ -25,8 +26,6 @@ Run = Callable[[Sample], Mapping[str, NDArray[Any]]]
 
 The calling thread counts them before it calls again.
 """
-Progress = Callable[[int, int], None]
-"""Called after each sample with (samples done, samples expected)."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from calibration.budget import (
     BudgetResult,
     Measure,
     NodeCost,
-    Progress,
     Search,
     check_work,
 )
 from calibration.errors import CalibrationError
+from calibration.progress import Progress
 
 NODE_WEIGHT = 0.3
 """As of `calibration.budget`: a node of little work that costs little is not worth a conversion."""

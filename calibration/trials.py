@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.progress import Progress
 from device.error_figures import sqnr_db
 
 ALL = slice(None)
@@ -18,8 +19,6 @@ SampleSelection = slice | NDArray[np.intp]
 """A slice of the samples, or their indices."""
 Errors = Callable[[Assignment, SampleSelection], NDArray[np.float64]]
 """(Assignment, samples) -> e_s of each sample, >= 0; not finite: unusable."""
-Progress = Callable[[int, int], None]
-"""Called after each trial with (trials done, trials expected)."""
 
 
 class Trials:

@@ -46,7 +46,7 @@ from pipelines.sources.uri import redact, scheme_of
 
 if TYPE_CHECKING:
     from pipelines.open_models import ModelFiles
-    from pipelines.runtime.network import Model
+    from pipelines.runtime.lanes import Model
     from pipelines.shadow.tap import Tap
     from pipelines.sinks.files import OutputFiles
     from pipelines.sinks.table import Broker

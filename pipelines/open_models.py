@@ -19,7 +19,7 @@ from device.runtime.pool import turns_of
 from device.runtime.session import Session
 from device.update.bundle import ENGINE, INFO, LABELS, BundleModel, read_folder_info
 from pipelines.config import PipelineConfig, PipelineModel, load_labels
-from pipelines.runtime.network import Model, SessionHandle
+from pipelines.runtime.lanes import Model, SessionHandle
 from pipelines.service_config import no_service
 
 

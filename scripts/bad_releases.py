@@ -33,7 +33,7 @@ from scripts.chaos_parts import START_S, Part, listens
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.brokers.local import free_port
 from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
-from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.transports.device_deployment import DeployResult
 
 LIMIT_S = 5.0  # from the fault to the next frame
 WAIT_S = 60.0

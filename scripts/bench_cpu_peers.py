@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from device.engine.file import open_engine
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.export.network import joined_model
+from toolkit.export.joined_network import joined_model
 
 ROOT = Path(__file__).parents[1]
 MODELS = (ROOT / "configs" / "models" / "robot-objects.onnx",)

@@ -19,7 +19,7 @@ from scripts.networks import NETWORKS
 from toolkit.graph.passes import run_passes
 from toolkit.partition.planning.objectives import BUILD_GOALS
 from toolkit.partition.planning.plan import Model, PlanOptions, plan_together
-from toolkit.partition.prepare import prepare
+from toolkit.partition.prepare_graph import prepare_graph
 
 SINGLE = ("resnet50", "googlenet", "densenet121")
 WORKLOAD = (("resnet50", 30.0), ("googlenet", 10.0), ("mobilenet_v2", 5.0))
@@ -75,7 +75,7 @@ def _time(members: tuple[tuple[str, float | None], ...], profile: Profile, objec
     wall, cpu = time.perf_counter(), time.process_time()
     models = []
     for name, rate, graph in graphs:
-        prepared = prepare(graph, profile, options)
+        prepared = prepare_graph(graph, profile, options)
         models.append(Model(name, prepared.model.graph, rate_hz=rate, cuts=prepared.cuts))
     search = plan_together(models, profile, options).plans[0].search
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

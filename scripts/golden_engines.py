@@ -41,11 +41,12 @@ from scripts.golden_graphs import GRAPHS, graph_named
 from scripts.networks import NETWORKS
 from toolkit.engine.build import ask_for_kernels, build_planned, plan_nodes, unified_ranges
 from toolkit.engine.frontend import run_frontend
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import choose_target
 from toolkit.gpu.codegen.kernel_files import kernel_function
-from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.compile_segment import GpuSegment
 from toolkit.gpu.frames import compile_frames
 from toolkit.gpu.ir.launch import (
     KERNELS,

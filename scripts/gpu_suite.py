@@ -12,7 +12,7 @@ from device.engine.manifest import Manifest, MemoryPlan, Provenance, Segment, Te
 from device.profile import load_profile
 from device.runtime.session import Session
 from scripts.backend_suite import Array
-from toolkit.gpu.compile import GpuSegment, compile_segment
+from toolkit.gpu.compile_segment import GpuSegment, compile_segment
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.target import GpuTarget
 

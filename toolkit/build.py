@@ -14,7 +14,7 @@ from calibration.table import CalibrationTable, write_table
 from device.argument_names import naming_arguments, with_arguments
 from device.engine.manifest import DimRange, Precision
 from toolkit.engine.argument_names import BUILD, CALIBRATE, PLAN
-from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engine
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.errors import BuildError, ImportModelError, PlanError
@@ -22,12 +22,13 @@ from toolkit.finetune.fake_quantize import fake_quantized, parameter_names
 from toolkit.graph.max_memory import limited_memory
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.pytorch import TorchModel, export_module, is_torch
-from toolkit.importers.source import ModelPath, silent
+from toolkit.importers.source import ModelPath
 from toolkit.network import Network
 from toolkit.partition.planning.plan import Plan, PlanOptions
 from toolkit.partition.planning.plan_text import render_plan
 from toolkit.plugins import Plugin
 from toolkit.plugins.load import load_plugins
+from toolkit.progress import Progress, silent
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions
@@ -55,7 +56,7 @@ __all__ = [
 if TYPE_CHECKING:
     import torch
 
-    from toolkit.finetune.network import FakeQuantized
+    from toolkit.finetune.trainable_network import FakeQuantized
 
 # What exporters call every graph: PyTorch's two, tf2onnx's, skl2onnx's.
 EXPORTERS_NAMES = frozenset(

@@ -3,7 +3,7 @@
 It compares the retained `desired` document with the slots and acts on the difference; there are no
 commands that could be lost, repeated or queued. All events (messages, lines and exits of the
 pipeline) arrive on one queue and are handled in one thread: releases by `device.agent.updater`, the
-connection by `device.agent.presence`.
+connection by `device.agent.broker_connection`.
 """
 
 import logging
@@ -20,6 +20,7 @@ import msgspec
 
 from device.agent.agent_trial import AgentTrial
 from device.agent.agent_update import AgentUpdate, VersionInstalled, is_agent_release
+from device.agent.broker_connection import BrokerConnection
 from device.agent.child_process import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig
@@ -42,7 +43,6 @@ from device.agent.preparation import (
     PreparationEvent,
     Preparing,
 )
-from device.agent.presence import Presence
 from device.agent.remote import Remote
 from device.agent.sd_notify import READY, STOPPING, Notifier
 from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
@@ -105,7 +105,7 @@ class Agent:
         self._pipeline = PipelineRunner(
             config, self._topics.root, row, self._put, partial(self._lines.add, "pipeline")
         )
-        self._presence = Presence(config, self._topics, self._put)
+        self._connection = BrokerConnection(config, self._topics, self._put)
         self._smp = None if config.smp is None else SmpLines(config, config.smp, self._put)
         if self._smp is not None:
             config = _with_source(config, self._smp.folder)
@@ -115,7 +115,7 @@ class Agent:
         self._updater = self._new_updater(config)
         self._verification = Verification(
             self._put,
-            lambda get: self._presence.send(self._topics.tuf_get, encode(get)),
+            lambda get: self._connection.send(self._topics.tuf_get, encode(get)),
             device=config.device,
             trust=config.trust,
             state_dir=Path(config.state_dir),
@@ -125,7 +125,7 @@ class Agent:
             self._topics,
             lines=self._lines,
             updater=self._updater,
-            presence=self._presence,
+            connection=self._connection,
             report=lambda: {"reported": self._reported(), "slots": slot_rows(self._updater.state)},
             pipeline=lambda: self._pipeline.report.status,
             put=self._put,
@@ -184,7 +184,7 @@ class Agent:
         if self._dev_warning:
             LOG.warning(self._dev_warning)
         threading.Thread(target=lambda: self._put(self._stops.get()), daemon=True).start()
-        self._presence.start()
+        self._connection.start()
         try:
             self._updater.boot()
             self._start_smp()
@@ -218,19 +218,19 @@ class Agent:
         self._agent_update.stop()
         self._updater.shut_down()
         self._report()
-        self._presence.publish_stopped()
+        self._connection.publish_stopped()
         self._ended.set()  # puts of other threads end, too
         if self._smp is not None:
             self._smp.stop()
-        self._presence.close()
+        self._connection.close()
         self._store.close()
 
     # -- the loop
 
     def _next_event(self) -> Event | None:
-        online = self._presence.online
+        online = self._connection.online
         due = [*self._updater.due_s(online=online), self._agent_update.due_s(online=online)]
-        due += (self._presence.report_due_s(self._newest), self._verification.due_s)
+        due += (self._connection.report_due_s(self._newest), self._verification.due_s)
         due += self._remote.due_s(time.monotonic())
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
         idle = self._pipeline.report.status == "stopped"
@@ -259,7 +259,7 @@ class Agent:
                 LOG.error("%s crashes in a loop and stays: %s", name, problem)
 
     def _on_link_up(self, event: LinkUp) -> None:
-        self._presence.on_link_up(event)
+        self._connection.on_link_up(event)
         self._remote.commands.on_link_up()
         self._updater.downloads.forget_requests()
         self._agent_update.forget_requests()
@@ -294,22 +294,22 @@ class Agent:
         self._updater.advance(now_s)
         self._check.advance(now_s, self._updater.state)
         self._remote.advance(now_s)
-        works = {"mqtt": self._presence.online, "pipeline": self._works()}
+        works = {"mqtt": self._connection.online, "pipeline": self._works()}
         self._agent_trial.advance(now_s, **works)
         if self._agent_update.advance(now_s, busy=self._updater.on_trial, **works):
             self.stop()
         for downloads in (self._updater.downloads, self._agent_update):
             # `advance` may take long
-            request = downloads.next_request(time.monotonic(), online=self._presence.online)
+            request = downloads.next_request(time.monotonic(), online=self._connection.online)
             if request is not None:
-                self._presence.send(self._topics.blob_get, encode(request))
+                self._connection.send(self._topics.blob_get, encode(request))
         self._report()
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
             is_same = message.payload == self._retained
             if is_same:
-                self._presence.on_desired_again()
+                self._connection.on_desired_again()
             repeated = self._handed_over and is_same
             self._retained = message.payload
             if not repeated:  # each connection brings the retained document again
@@ -318,7 +318,7 @@ class Agent:
                     self._smp.overtaken()
                 self._on_desired(message.payload)
         elif message.topic == self._topics.state:
-            self._presence.on_own_state(message.payload)
+            self._connection.on_own_state(message.payload)
         elif message.topic.startswith(f"{self._topics.root}/tuf/reply/"):
             request, number = message.topic.split("/")[-2:]
             self._verification.on_reply(request, number, message.payload)
@@ -372,7 +372,7 @@ class Agent:
     def _environment(self, now_s: float) -> Environment:
         """Return what a trial is judged by beside its pipeline."""
         latest = self._figures.latest(now_s)
-        return Environment(self._presence.online, latest.latency_p95_ms, latest.temperature_c)
+        return Environment(self._connection.online, latest.latency_p95_ms, latest.temperature_c)
 
     # -- the control socket
 
@@ -418,7 +418,7 @@ class Agent:
         """End, so that another version of the agent is tried; return why that is not done."""
         if self._updater.on_trial:
             return "a release is on trial: wait for its end"
-        terms = TrialTerms(self._presence.online, self._works(), ask.limit_s)
+        terms = TrialTerms(self._connection.online, self._works(), ask.limit_s)
         problem = self._agent_trial.begin(ask.environment, terms)
         if not problem:
             self.stop()
@@ -436,7 +436,7 @@ class Agent:
             if now_s < self._stats_due_s:
                 return
             self._stats_due_s = now_s + STATS_S
-        self._presence.send(self._topics.stats, encode_message(message).rstrip())
+        self._connection.send(self._topics.stats, encode_message(message).rstrip())
 
     def _reported(self) -> Reported:
         state, now_s = self._updater.state, time.monotonic()
@@ -446,8 +446,8 @@ class Agent:
             agent=self._version,
             profile=self._config.profile,
             dev=self._config.dev,
-            warning="; ".join(filter(None, (self._dev_warning, self._presence.warning))),
-            session=self._presence.session,
+            warning="; ".join(filter(None, (self._dev_warning, self._connection.warning))),
+            session=self._connection.session,
             running=running_of(state),
             pipeline=self._pipeline.report,
             update=self._agent_update.update or self._updater.update,
@@ -467,13 +467,13 @@ class Agent:
         if self._smp is not None:
             self._smp.note(self._updater.state, self._updater.update)
         self._newest = self._reported()
-        self._presence.report(self._newest, time.monotonic())
+        self._connection.report(self._newest, time.monotonic())
 
 
 HANDLERS: Mapping[type[Event], Callable[[Agent, Any], None]] = {
     Message: Agent._on_message,
     LinkUp: Agent._on_link_up,
-    LinkDown: lambda agent, event: agent._presence.on_link_down(event),
+    LinkDown: lambda agent, event: agent._connection.on_link_down(event),
     PipelineOutput: Agent._on_output,
     PipelineExited: Agent._on_exited,
     Preparing: lambda agent, event: agent._updater.on_preparing(event),

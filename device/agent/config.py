@@ -14,7 +14,7 @@ from device.protocol.topics import DeviceId
 from device.toml_file import decode_toml, user_path
 from device.trust.exchange import MQTT_REPOSITORY
 from device.update.sources.reader import is_source
-from device.update.trial import Seconds, Table, UpdateTable
+from device.update.update_table import Seconds, Table, UpdateTable
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
 Label = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f,=]*\Z")]

@@ -17,7 +17,7 @@ from device.update.slot_store import SlotStore
 from device.update.slots import SlotRecord
 from device.update.sources.reader import SourceEvent
 from device.update.sources.source import file_names
-from device.update.trial import UpdateTable
+from device.update.update_table import UpdateTable
 
 LOG = logging.getLogger("tandem.agent")
 

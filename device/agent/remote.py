@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from device.agent.broker_connection import BrokerConnection
 from device.agent.command_journal import CommandJournal
 from device.agent.commands import CommandCheck, CommandEvent, Commands
 from device.agent.config import AgentConfig
 from device.agent.farm_job import FarmJob, no_job
 from device.agent.log_lines import LogLines, LogStream
 from device.agent.operations import Board
-from device.agent.presence import Presence
 from device.agent.shadow_process import TAP
 from device.agent.updater import Updater
 from device.agent.verification import Verification
@@ -30,7 +30,7 @@ class Remote:
         *,
         lines: LogLines,
         updater: Updater,
-        presence: Presence,
+        connection: BrokerConnection,
         report: Callable[[], Mapping[str, Any]],
         pipeline: Callable[[], PipelineStatus],
         put: Callable[[CommandEvent], None],
@@ -38,7 +38,7 @@ class Remote:
         """`report`: the agent's figures of the device; `put` takes events, from other threads."""
         state_dir = Path(config.state_dir)
         self._topics = topics
-        self._presence = presence
+        self._connection = connection
         self._stream = LogStream(lines, always=config.log.publish, max_per_s=config.log.max_per_s)
 
         def refusal() -> str:
@@ -60,7 +60,7 @@ class Remote:
         )
         verification = Verification(
             lambda event: put(CommandCheck(event)),
-            lambda get: presence.send(topics.tuf_get, encode(get)),
+            lambda get: connection.send(topics.tuf_get, encode(get)),
             device=config.device,
             trust=config.trust,
             state_dir=state_dir,
@@ -74,11 +74,11 @@ class Remote:
             journal=CommandJournal(state_dir),
             verification=verification,
             put=put,
-            send=presence.retain,
+            send=connection.retain,
             job=FarmJob(
                 state_dir,
                 config.update.window_chunks,
-                ask=lambda get: presence.send(topics.blob_get, encode(get)),
+                ask=lambda get: connection.send(topics.blob_get, encode(get)),
                 put=put,
                 refusal=refusal,
             ),
@@ -86,12 +86,12 @@ class Remote:
 
     def due_s(self, now_s: float) -> tuple[float | None, ...]:
         """Return when `advance` has something to do without an event."""
-        lines_s = self._stream.due_s(now_s) if self._presence.online else None
+        lines_s = self._stream.due_s(now_s) if self._connection.online else None
         return self.commands.due_s, lines_s
 
     def advance(self, now_s: float) -> None:
         """Go on with commands, and publish the lines that are due."""
         self.commands.advance(now_s)
-        if self._presence.online:
+        if self._connection.online:
             for source, line in self._stream.take(now_s):
-                self._presence.send(self._topics.log(source), encode(line))
+                self._connection.send(self._topics.log(source), encode(line))

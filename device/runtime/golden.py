@@ -155,7 +155,7 @@ def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult
     """
     run = run_golden(session, path)
     shares = {
-        name: agreement(
+        name: share_within(
             [row[name] for row in run.actual], [row[name] for row in run.recorded], tolerance
         )
         for name in run.recorded[0]
@@ -170,7 +170,7 @@ def check_golden(session: Session, path: Path, tolerance: float) -> GoldenResult
     )
 
 
-def agreement(actual: Sequence[Array], expected: Sequence[Array], tolerance: float) -> float:
+def share_within(actual: Sequence[Array], expected: Sequence[Array], tolerance: float) -> float:
     """Return the share of values of one output that agree, over all samples."""
     if any(value.shape != known.shape for value, known in zip(actual, expected, strict=True)):
         return 0.0

@@ -15,14 +15,14 @@ from msgspec import structs
 from device.board_files import tensorrt_version
 from device.errors import SessionError
 from device.runtime.tensorrt.build_dla import configure, serialize
-from device.runtime.tensorrt.messages import explain, last_error, text_of
-from device.runtime.tensorrt.network import (
+from device.runtime.tensorrt.builder_calls import (
     RefusedError,
     Tools,
     computing_layers,
     make_logger,
     parse,
 )
+from device.runtime.tensorrt.messages import explain, last_error, text_of
 from device.runtime.tensorrt.releases import Release, find_release
 from device.selftest.kit import Kit, KitError, unpack
 from device.selftest.report import RuleRow

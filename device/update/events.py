@@ -8,7 +8,8 @@ from device.trust.exchange import TRUSTED, Trusted, Verdict
 from device.update.admission import BoardState
 from device.update.liveness import PipelineHealth
 from device.update.slots import Slot, SlotState
-from device.update.trial import Crashes, Environment, Trial, UpdateTable
+from device.update.trial import Crashes, Environment, Trial
+from device.update.update_table import UpdateTable
 
 # unread: the disk does not give the idle slot. An attempt is written to the disk before it begins.
 # unstarted: on trial, and the system starts no process. resuming: a trial that was interrupted

@@ -19,9 +19,9 @@ from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.results import Decoded, Detections, ModelResult, ModelRun, no_detections
 from pipelines.runtime.feed import Picture
+from pipelines.runtime.lanes import Inference, InferenceResult, Model, batch_sizes
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.model_stage import fallbacks_of, model_stages_of
-from pipelines.runtime.network import Inference, InferenceResult, Model, batch_sizes
 from pipelines.sinks.controls import Controls
 from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import FrameFacts, make_event

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from pipelines.frame import Frame
 from pipelines.model_config import PipelineModel
 from pipelines.rate import RateLimit
-from pipelines.runtime.network import Model, Network
+from pipelines.runtime.lanes import Model, Network
 
 
 class ModelStage:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device.runtime.golden import agreement as share_within
+from device.runtime.golden import share_within
 from pipelines.results import (
     ClassScores,
     Decoded,

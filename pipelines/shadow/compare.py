@@ -14,7 +14,7 @@ from device.protocol.control import socket_address
 from device.protocol.messages import Shadow
 from pipelines.config import PipelineConfig
 from pipelines.results import Decoded
-from pipelines.runtime.network import Model, Network
+from pipelines.runtime.lanes import Model, Network
 from pipelines.shadow.agreement import Agreement
 from pipelines.shadow.wire import ASK, Hello, Sample, read_hello, read_sample, task_of
 from pipelines.stages.scene import Scene

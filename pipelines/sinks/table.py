@@ -28,7 +28,7 @@ from pipelines.sink_config import (
     VideoSink,
 )
 from pipelines.sinks.draw_result import draw_result
-from pipelines.sinks.mqtt_out import MqttOut
+from pipelines.sinks.mqtt_sink import MqttOut
 from pipelines.sinks.payloads import payload_of
 from pipelines.sinks.prometheus import PrometheusOut
 from pipelines.sinks.result import Broker, FrameResult, Sink, SinkContext, StatsSink

@@ -43,7 +43,7 @@ from device.protocol.documents import (
 from device.protocol.messages import Result
 from device.protocol.mqtt import Link, LinkSettings, LinkUp, queue_putter
 from device.protocol.topics import Topics
-from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
+from toolkit.fleet.transports.device_deployment import DeployProgress, DeployResult
 
 TOPICS = Topics(DEVICE)
 

@@ -43,7 +43,7 @@ from device.update.bundle import hash_folder
 from device.update.part_file import Fetch
 from device.update.slot_store import SlotStore
 from device.update.slots import SLOTS
-from device.update.trial import UpdateTable
+from device.update.update_table import UpdateTable
 
 CHUNK_BYTES = 4096
 

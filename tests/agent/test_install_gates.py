@@ -25,10 +25,10 @@ from device.update.trial import (
     Environment,
     Trial,
     TrialLimits,
-    UpdateTable,
     judge,
     trial_limits,
 )
+from device.update.update_table import UpdateTable
 from device.update.versions import is_older, version_key
 
 MIB = 1024**2

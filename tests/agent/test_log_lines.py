@@ -116,24 +116,24 @@ class Away:
 
 
 def test_lines_wait_for_the_connection_and_do_not_keep_the_agent_busy(tmp_path: Path) -> None:
-    lines, presence = LogLines(), Away()
+    lines, connection = LogLines(), Away()
     config = AgentConfig(
         device="board-1", state_dir=str(tmp_path), profile="p", broker=BrokerTable(host="h"),
         log=LogTable(publish=True),
     )  # fmt: skip
     remote = Remote(
         config, Topics("board-1"), lines=lines, updater=mock.Mock(),
-        presence=presence,  # type: ignore[arg-type]
+        connection=connection,  # type: ignore[arg-type]
         report=dict, pipeline=mock.Mock(), put=lambda _event: None,
     )  # fmt: skip
     lines.add("agent", "first")
     now_s = time.monotonic()
     remote.advance(now_s)
     assert remote.due_s(now_s) == (None, None)  # else the loop would not wait
-    presence.online = True
+    connection.online = True
     assert remote.due_s(now_s)[1] is not None
     remote.advance(now_s)
-    assert presence.sent == ["fleet/v1/board-1/log/agent"]
+    assert connection.sent == ["fleet/v1/board-1/log/agent"]
 
 
 def test_what_the_agent_logs_is_kept_and_debugging_is_not() -> None:

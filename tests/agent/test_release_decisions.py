@@ -19,10 +19,10 @@ from device.update.trial import (
     Crashes,
     Trial,
     TrialLimits,
-    UpdateTable,
     Verdict,
     judge,
 )
+from device.update.update_table import UpdateTable
 
 LIMITS = TrialLimits(timeout_s=30.0, confirm_after_s=10.0, confirm_frames=5, max_error_rate=0.1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mqtt_fixtures import DEVICE, AgentBox, Mosquitto, Watcher
 
-from device.agent.presence import Rivals
+from device.agent.broker_connection import Rivals
 
 PATIENCE_S = 60.0
 SENTENCE = f"another agent calls itself {DEVICE} too (its session is "

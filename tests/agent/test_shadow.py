@@ -42,7 +42,7 @@ from device.update.bundle import write_bundle
 from device.update.events import Checked, Do, Moment, Notice, Setup, State
 from device.update.machine import step
 from device.update.slots import SlotRecord, SlotState
-from device.update.trial import UpdateTable
+from device.update.update_table import UpdateTable
 from toolkit.cli.commands.fleet import fleet as fleet_command
 from toolkit.engine.build import BuildOptions, build_engine
 

@@ -23,10 +23,10 @@ from device.update.slot_store import SlotStore
 from device.update.trial import (
     Environment,
     Trial,
-    UpdateTable,
     judge,
     trial_limits,
 )
+from device.update.update_table import UpdateTable
 from toolkit.fleet.bundles.blob import Blob
 
 

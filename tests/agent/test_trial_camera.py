@@ -10,7 +10,7 @@ from mqtt_fixtures import AgentBox, Mosquitto
 from video_fixtures import RtspServer, rtsp_server
 
 from toolkit.fleet.transports.deploy import DeployOptions
-from toolkit.fleet.transports.deployment import DeployProgress
+from toolkit.fleet.transports.device_deployment import DeployProgress
 
 pytestmark = pytest.mark.slow
 

@@ -32,7 +32,8 @@ from device.update.machine import (
     step,
 )
 from device.update.slots import SlotRecord
-from device.update.trial import Environment, Trial, UpdateTable
+from device.update.trial import Environment, Trial
+from device.update.update_table import UpdateTable
 
 SETUP = v.Setup("p", UpdateTable(max_crashes=2, trial_timeout_s=5.0, confirm_after_s=1.0))
 # stage -> what may be reported in it while the machine waits for an event from outside

@@ -21,7 +21,7 @@ from video_fixtures import COLOUR_TOML, scene, write_video
 
 from toolkit.fleet.boards.probe import Probe, probe_script
 from toolkit.fleet.boards.wheels import gather, own_wheel, pip_wheel
-from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.transports.device_deployment import DeployResult
 
 ROOT = os.environ.get("TANDEM_ARM64_ROOT", "")
 WAIT_S = 900.0  # an emulator on a busy machine

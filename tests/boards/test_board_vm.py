@@ -28,7 +28,7 @@ from video_fixtures import COLOUR_TOML
 from device.protocol.documents import Reported
 from scripts.board_vm import REPORT, SUITES, ImagePlan, parse
 from toolkit.fleet.boards.texts import UNIT
-from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.transports.device_deployment import DeployResult
 
 CHOSEN = os.environ.get("TANDEM_BOARD_VM", "")
 PLAN: ImagePlan = parse(shlex.split(CHOSEN))[0]

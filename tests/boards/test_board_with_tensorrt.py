@@ -22,7 +22,7 @@ from tensorrt_fixtures import install
 from device.agent import pipeline_process
 from device.protocol.documents import Reported
 from toolkit.fleet.transports.deploy import DeployOptions
-from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.transports.device_deployment import DeployResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -31,8 +31,8 @@ from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.transports import ssh
 from toolkit.fleet.transports.addresses import parse_address
 from toolkit.fleet.transports.checks import lacks_room
-from toolkit.fleet.transports.deliver import deliver
 from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.flash_board import deliver
 from toolkit.fleet.transports.transport import (
     Progress,
     RefusedError,

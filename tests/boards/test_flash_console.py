@@ -18,8 +18,8 @@ from ssh_fixtures import ROOT
 
 from toolkit.fleet.transports import addresses
 from toolkit.fleet.transports.addresses import open_board, parse_address
-from toolkit.fleet.transports.deliver import flash_board
 from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.flash_board import flash_board
 from toolkit.fleet.transports.transport import (
     Flashed,
     OnProgress,

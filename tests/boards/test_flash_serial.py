@@ -32,8 +32,8 @@ from toolkit.fleet.transports import smp as smp_board
 from toolkit.fleet.transports.addresses import open_board, parse_address
 from toolkit.fleet.transports.bases import difference_encoder
 from toolkit.fleet.transports.console import ConsoleBoard
-from toolkit.fleet.transports.deliver import deliver
 from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.flash_board import deliver
 from toolkit.fleet.transports.smp import SmpBoard
 from toolkit.fleet.transports.smp_client import TRIES, SmpClient
 from toolkit.fleet.transports.smp_links import SerialLine, UdpLine

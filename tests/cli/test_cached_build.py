@@ -13,6 +13,7 @@ from model_fixtures import small_convnet
 
 import configs
 from toolkit.cli.actions import cached_build
+from toolkit.cli.actions.built import Built
 from toolkit.cli.command import parsed
 from toolkit.cli.commands.build import Build as BuildOptions
 from toolkit.cli.main import tandem as command_line
@@ -200,7 +201,7 @@ def test_a_model_that_changes_while_it_is_built_is_not_kept(
 
     real = build_action.build_now
 
-    def build_and_change(*arguments: Any) -> cached_build.Built:
+    def build_and_change(*arguments: Any) -> Built:
         built = real(*arguments)
         change_model(tmp_path)
         return built

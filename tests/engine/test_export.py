@@ -29,7 +29,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.export.folder import export_trtexec
 from toolkit.export.half import rounded_up, to_half
-from toolkit.export.network import network_of
+from toolkit.export.joined_network import network_of
 from toolkit.export.releases import releases_of
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.forced import Forced

@@ -22,9 +22,9 @@ from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, import_model
-from toolkit.importers.source import silent
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import Plan, PlanOptions
+from toolkit.progress import silent
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
 from toolkit.quantize.ranges.measure import RangeOptions

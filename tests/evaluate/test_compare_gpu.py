@@ -39,7 +39,7 @@ from toolkit.evaluate.compare.gap import (
 )
 from toolkit.evaluate.compare.gpu import GpuNetwork, int8_on_gpu
 from toolkit.evaluate.compare.report import comparison_builtins, comparison_text, gap_text
-from toolkit.export.network import Network, network_of
+from toolkit.export.joined_network import Network, network_of
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.forced import Forced

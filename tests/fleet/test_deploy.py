@@ -30,7 +30,7 @@ from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
 from toolkit.fleet.brokers.local import start_broker
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
-from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
+from toolkit.fleet.transports.device_deployment import DeployProgress, DeployResult
 
 
 def once_at(chunks: int, act: Callable[[], None]) -> Callable[[DeployProgress], None]:

@@ -13,7 +13,7 @@ from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, make_bundle
 from toolkit.cli.main import tandem
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.transports.deploy import DeployOptions
-from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.transports.device_deployment import DeployResult
 from toolkit.fleet.trust.repository import FleetRepository, make_repository
 
 

@@ -35,7 +35,7 @@ from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.server.metadata import MetadataServer
 from toolkit.fleet.transports.deploy import DeployOptions
-from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.transports.device_deployment import DeployResult
 from toolkit.fleet.trust.director import addressed, next_counter, sign_desired
 from toolkit.fleet.trust.keys import load_keys
 from toolkit.fleet.trust.publish import publish_bundle

@@ -10,7 +10,7 @@ from mqtt_fixtures import WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
 from device.protocol.documents import PipelineReport
 from toolkit.fleet.transports.deploy import DeployOptions
-from toolkit.fleet.transports.deployment import DeployProgress
+from toolkit.fleet.transports.device_deployment import DeployProgress
 
 
 def test_a_rolled_back_release_stays_known_over_restarts_and_other_releases(

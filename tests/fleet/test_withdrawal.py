@@ -35,9 +35,9 @@ from device.protocol.topics import Topics
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.transports import withdrawal
 from toolkit.fleet.transports.addresses import open_board, parse_address
-from toolkit.fleet.transports.deliver import flash_board
 from toolkit.fleet.transports.delivery import Delivery
-from toolkit.fleet.transports.deployment import Before, Deployment
+from toolkit.fleet.transports.device_deployment import Before, Deployment
+from toolkit.fleet.transports.flash_board import flash_board
 from toolkit.fleet.transports.transport import Progress
 from toolkit.fleet.transports.withdrawal import document_before
 

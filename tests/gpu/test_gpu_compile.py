@@ -18,12 +18,12 @@ from gpu_graphs import ORIN, Case, convolution, node
 from int8_graphs import Graph
 from model_fixtures import small_convnet
 
-import toolkit.gpu.codegen.compile as compiling
+import toolkit.gpu.codegen.compile_kernels as compiling
 from toolkit.cache import entries, read_entry, write_entry
-from toolkit.gpu.codegen.compile import compile_kernels, compile_ops
+from toolkit.gpu.codegen.compile_kernels import compile_kernels, compile_ops
 from toolkit.gpu.codegen.messages import Answer, Compiled, read_message
 from toolkit.gpu.codegen.triton_version import OLDEST_TRITON, check_compiler, has_compiler
-from toolkit.gpu.compile import GpuSegment, compile_segment
+from toolkit.gpu.compile_segment import GpuSegment, compile_segment
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
 from toolkit.gpu.lower import lower_segment
@@ -274,8 +274,10 @@ def test_a_tactic_that_compiles_for_ever_is_left_out() -> None:
 def test_a_busy_machine_gives_a_kernel_more_time(
     load: float, timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 4)
-    monkeypatch.setattr("toolkit.gpu.codegen.compile.os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("toolkit.gpu.codegen.compile_kernels.os.cpu_count", lambda: 4)
+    monkeypatch.setattr(
+        "toolkit.gpu.codegen.compile_kernels.os.getloadavg", lambda: (load, 0.0, 0.0)
+    )
     assert compiling._timeout_s() == timeout_s
 
 
@@ -294,7 +296,7 @@ def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
     monkeypatch.setattr(compiling, "_WATCH_S", 0.02)
     monkeypatch.setattr(compiling, "TIMEOUT_S", 60.0)
     monkeypatch.setattr(compiling, "read_message", read_late)
-    monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("toolkit.gpu.codegen.compile_kernels.os.cpu_count", lambda: 1)
     compiled_ops, compiled = compile_ops([op("a", ("first",)), op("b", ("second",))], ORIN)
     assert [len(one.tactics) for one in compiled_ops] == [1, 1]
     assert sorted(spec.kernel for spec in compiled) == ["first", "second"]
@@ -304,7 +306,7 @@ def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
 def test_a_compiler_that_ends_names_the_kernel_it_ended_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("toolkit.gpu.codegen.compile_kernels.os.cpu_count", lambda: 1)
     ops = [op(name, (name,)) for name in ("first", "broken", "third", "fourth")]
     with pytest.raises(CompileError, match="ended on kernel broken for sm_87"):
         compile_ops(ops, ORIN)

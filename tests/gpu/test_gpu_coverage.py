@@ -22,7 +22,7 @@ from device.profile import load_profile
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.gpu import segments
-from toolkit.gpu.codegen import compile as compiling
+from toolkit.gpu.codegen import compile_kernels as compiling
 from toolkit.gpu.codegen.messages import Compiled
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError

@@ -27,7 +27,7 @@ from device.errors import SessionError
 from device.runtime.executors import cuda
 from device.runtime.session import open_session
 from scripts.gpu_engine import build_on_gpu, relative_error
-from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.compile_kernels import compile_kernels
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.launches import make_launch

@@ -20,7 +20,7 @@ from device.runtime.cuda.driver import load_driver
 from device.runtime.executors import cuda
 from device.runtime.session import open_session
 from scripts.gpu_engine import build_on_gpu
-from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.compile_kernels import compile_kernels
 from toolkit.gpu.codegen.early_start import with_wait
 from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.errors import CompileError

@@ -16,7 +16,7 @@ from device.engine.file import open_engine
 from device.runtime.executors import cuda
 from device.runtime.session import Session
 from scripts.gpu_engine import build_on_gpu
-from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.compile_kernels import compile_kernels
 from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.target import GpuTarget
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import gpu_interpreter  # noqa: F401  (before kernels are imported)
 import pytest
 
-from toolkit.gpu.codegen import compile as compiler
+from toolkit.gpu.codegen import compile_kernels as compiler
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")

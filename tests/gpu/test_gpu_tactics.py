@@ -22,7 +22,7 @@ from device.runtime.timing_cache import TimingCache, TimingCacheError
 from toolkit.cli.main import tandem
 from toolkit.errors import BuildError
 from toolkit.gpu.codegen.triton_version import has_compiler
-from toolkit.gpu.compile import GpuSegment, compile_segment
+from toolkit.gpu.compile_segment import GpuSegment, compile_segment
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
 from toolkit.gpu.lower import lower_segment
 from toolkit.gpu.report import memory_line, report_lines, report_segment

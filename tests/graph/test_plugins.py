@@ -26,7 +26,7 @@ from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import PluginError
 from toolkit.gpu.codegen import cuda_source
-from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.compile_kernels import compile_kernels
 from toolkit.gpu.codegen.cuda_source import COMPILERS, CudaCompiler, compile_source, find_compiler
 from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.emit import plugins as plugins_emit

@@ -247,11 +247,11 @@ from toolkit.graph.passes import run_passes
 from toolkit.partition.planning.advice import advise
 from toolkit.partition.planning.plan import Model, PlanOptions, plan_together
 from toolkit.partition.planning.plan_json import shared_builtins
-from toolkit.partition.prepare import prepare
+from toolkit.partition.prepare_graph import prepare_graph
 profile = load_profile("agx-orin-64gb")
 options = PlanOptions(tensorrt="10.3.0", objective=sys.argv[2])
 graph, _ = run_passes(ir.load(sys.argv[1]))
-prepared = prepare(graph, profile, options)
+prepared = prepare_graph(graph, profile, options)
 model = Model("m", prepared.model.graph, cuts=prepared.cuts)
 shared = plan_together((model,), profile, options)
 (plan,) = shared.plans

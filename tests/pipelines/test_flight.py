@@ -27,7 +27,7 @@ from pipelines.config import PipelineConfig, SourceConfig
 from pipelines.frame import Away, Frame, Image, Stamp
 from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.in_flight import InFlightQueue, run_frames
-from pipelines.runtime.network import SessionHandle
+from pipelines.runtime.lanes import SessionHandle
 from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sinks.result import FrameResult
 from pipelines.sources.live import LiveSource, RawFrame, Waiting

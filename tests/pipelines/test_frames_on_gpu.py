@@ -43,7 +43,7 @@ from scripts import bench_frames
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
-from toolkit.gpu.codegen.compile import compile_ops
+from toolkit.gpu.codegen.compile_kernels import compile_ops
 from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.frames import PIXELS, compile_frames, frame_program
 from toolkit.gpu.segments import GpuBackend

@@ -17,7 +17,7 @@ from tensorrt_fixtures import install, prepare_all
 from device.agent.golden_check import GoldenCheck, GoldenEnded, Result, golden_refusal
 from device.errors import BundleError
 from device.protocol.documents import InstallPolicy
-from device.runtime.golden import agreement, check_golden, garbage_in, record_golden
+from device.runtime.golden import check_golden, garbage_in, record_golden, share_within
 from device.runtime.golden import main as golden_main
 from device.session import open_session
 from device.update.bundle import (
@@ -188,12 +188,12 @@ def test_a_refusal_is_by_the_policy(share: float, policy: InstallPolicy, refused
 def test_values_agree_within_a_share_of_their_range() -> None:
     expected = [np.array([0.0, 1.0, 10.0], np.float32)]
     actual = [np.array([0.19, 1.21, 10.0], np.float32)]
-    assert agreement(actual, expected, 0.02) == pytest.approx(2 / 3)
-    assert agreement([np.array([1, 2])], [np.array([1, 3])], 0.5) == 0.5  # not of a float type
-    assert agreement([np.zeros(2)], [np.zeros(3)], 0.02) == 0.0
+    assert share_within(actual, expected, 0.02) == pytest.approx(2 / 3)
+    assert share_within([np.array([1, 2])], [np.array([1, 3])], 0.5) == 0.5  # not of a float type
+    assert share_within([np.zeros(2)], [np.zeros(3)], 0.02) == 0.0
     special = [np.array([np.nan, np.inf, -np.inf, 1.0])]
-    assert agreement(special, special, 0.0) == 1.0
-    assert agreement([np.array([0.0, np.inf, np.inf, 1.0])], special, 0.0) == 0.5
+    assert share_within(special, special, 0.0) == 1.0
+    assert share_within([np.array([0.0, np.inf, np.inf, 1.0])], special, 0.0) == 0.5
 
 
 # --- outputs that are no results

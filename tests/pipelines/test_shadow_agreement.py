@@ -27,7 +27,7 @@ from pipelines.results import (
     Texts,
     no_detections,
 )
-from pipelines.runtime.network import Model
+from pipelines.runtime.lanes import Model
 from pipelines.shadow.agreement import Agreement, compare
 from pipelines.shadow.compare import Candidate, Limits, check_comparable, check_task, compare_live
 from pipelines.shadow.tap import Tap

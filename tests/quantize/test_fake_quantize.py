@@ -224,6 +224,43 @@ def test_an_onnx_file_is_tuned_and_its_weights_are_written_back(tmp_path: Path) 
     assert network.table().tensors == table.tensors
 
 
+def test_names_that_pytorch_refuses_are_changed_and_written_back_as_they_were(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    layers = (  # weight and bias of each layer: in the model, and in PyTorch
+        {"a..b": "a._.b", "training": "training_"},
+        {"training.weight": "training__.weight", "training.bias": "training__.bias"},
+        {".weight": "_.weight", "a": "a_"},
+        {"forward.w": "forward_.w", "a._.b": "a._.b_"},
+    )
+    nodes = [
+        onnx.helper.make_node("Conv", [f"x{at}", *names], [f"x{at + 1}"], name=f"conv{at}")
+        for at, names in enumerate(layers)
+    ]
+    weights = [
+        onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+        for names in layers
+        for name, shape in zip(names, ((3, 3, 1, 1), (3,)), strict=True)
+    ]
+    ports = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, 3, SIZE, SIZE))
+        for name in ("x0", f"x{len(layers)}")
+    ]
+    graph = onnx.helper.make_graph(nodes, "names", ports[:1], ports[1:], weights)
+    file = tmp_path / "names.onnx"
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), file)
+    table = tandem.calibrate(file, inputs(2, 0), method="minmax", accept_loss=True)
+    network = tandem.fake_quantize(file, calibration=table, profile="laptop")
+    train(network, 1)
+    tuned = {t.name: onnx.numpy_helper.to_array(t) for t in network.model().graph.initializer}
+    names = {name: path for layer in layers for name, path in layer.items()}
+    parameters = dict(network.network.named_parameters())
+    assert set(parameters) == set(names.values())
+    for name, path in names.items():
+        assert np.array_equal(tuned[name], parameters[path].detach().numpy())
+
+
 def test_what_does_not_fit_is_refused_by_name() -> None:
     network = prepared(Pooled, "laptop")
     with pytest.raises(tandem.TandemError, match=r"\(1, 3, 20, 24\).*'x'.*\(1, 3, 24, 24\)"):

@@ -35,13 +35,13 @@ from device.runtime.cuda.context import Stream
 from device.runtime.executors.tensorrt import TensorRTExecutor
 from device.runtime.pool import MAX_SESSIONS, turns_of
 from device.runtime.tensorrt import children
-from device.runtime.tensorrt import prepare as prepare_module
+from device.runtime.tensorrt import prepare_engine as prepare_module
 from device.runtime.tensorrt.board import Board, read_board
 from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
 from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_cache
-from device.runtime.tensorrt.prepare import Job, prepare_engine
+from device.runtime.tensorrt.prepare_engine import Job, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import Session, SessionPool, open_session
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig

@@ -18,10 +18,10 @@ from onnx import helper
 from tensorrt_fixtures import build, install, prepare
 
 from device.runtime.tensorrt import build as build_module
-from device.runtime.tensorrt import prepare as prepare_module
+from device.runtime.tensorrt import prepare_engine as prepare_module
 from device.runtime.tensorrt.children import BUILD, Ended, Limits, Task, Watch
 from device.runtime.tensorrt.messages import MESSAGES, explain, last_error
-from device.runtime.tensorrt.prepare import Prepared
+from device.runtime.tensorrt.prepare_engine import Prepared
 from device.runtime.tensorrt.request import Request
 from device.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +29,11 @@ from toolkit.demo.releases import Release, broken, pipeline_for, write_release
 from toolkit.demo.scene_video import FPS, write_scene_video
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
-from toolkit.fleet.transports.deployment import DeployResult
+from toolkit.fleet.transports.device_deployment import DeployResult
+from toolkit.progress import Progress
 from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.trials.score import load_held_out, plain_model, score
 from toolkit.shipped import demo_file
-
-Report = Callable[[str, float], None]
-"""Called with a step's name and its progress, 0 to 1."""
 
 SHIPPED_MODEL = configs.ROOT / "models" / "robot-objects.toml"
 FRAMES_PER_RELEASE = 90
@@ -118,7 +116,7 @@ class DemoResult:
         return all(check.passed for check in self.checks)
 
 
-def run_demo(options: DemoOptions, report: Report) -> DemoResult:
+def run_demo(options: DemoOptions, report: Progress) -> DemoResult:
     """Run the demo; raises TandemError where it cannot continue."""
     started_s = time.monotonic()
     options = replace(options, out=options.out.resolve())
@@ -196,7 +194,7 @@ def _source(options: DemoOptions) -> SourceConfig:
 
 
 def _build(
-    subject: _Subject, options: DemoOptions, name: str, method: str, report: Report
+    subject: _Subject, options: DemoOptions, name: str, method: str, report: Progress
 ) -> BuildResult:
     model = subject.model
 
@@ -218,7 +216,7 @@ def _build(
     )
 
 
-def _score(subject: _Subject, engine: Path, report: Report) -> Scores:
+def _score(subject: _Subject, engine: Path, report: Progress) -> Scores:
     held_out = load_held_out(subject.labels)
     fp32 = score(
         plain_model(subject.folder / subject.model.file),
@@ -244,7 +242,7 @@ def _deploy_all(
     *,
     options: DemoOptions,
     fleet: Fleet,
-    report: Report,
+    report: Progress,
 ) -> tuple[Deployment, ...]:
     """Deploy a first release, a recalibrated one, and one that does not fit its engine."""
     name = subject.model.name
@@ -283,7 +281,7 @@ def _deploy_all(
 
 
 def _annotate(
-    config: PipelineConfig, engine: Path, labels: tuple[str, ...], video: Path, report: Report
+    config: PipelineConfig, engine: Path, labels: tuple[str, ...], video: Path, report: Progress
 ) -> tuple[str, ...]:
     """Write an annotated video; return how each segment of the engine ran."""
     (camera,) = config.cameras

@@ -24,7 +24,7 @@ from device.engine.manifest import (
 from device.engine.preprocessing import Preprocessing
 from toolkit.engine.tensorrt import TensorRTSegment, tensorrt_segment
 from toolkit.errors import BuildError
-from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.compile_segment import GpuSegment
 from toolkit.gpu.ports import PortCompiler
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.extract import ExtractedSegment, serialize_segment

@@ -2,14 +2,14 @@
 
  1 import      model file -> graph                   toolkit.importers
  2 passes      fold, fuse, infer shapes              toolkit.graph.passes
- 3 rewrite     what keeps nodes off the DLA          toolkit.partition.prepare, toolkit.dla.legalize
+ 3 rewrite     what keeps nodes off the DLA          toolkit.partition.prepare_graph, dla.legalize
  4 calibrate   data -> amax per tensor (INT8)        toolkit.quantize.ranges, calibration
  5 ask         every node: is there a GPU kernel     toolkit.gpu.support, toolkit.engine.support
  6 plan        every node: DLA, GPU or portable      toolkit.partition.planning, costs, solver
  7 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.quantize.scales, quantize
  8 extract     segments -> graphs of their own       toolkit.graph.extract
  9 lower       GPU segments -> kernel programs       toolkit.gpu.lower
-10 compile     kernel programs -> cubins             toolkit.gpu.compile
+10 compile     kernel programs -> cubins             toolkit.gpu.compile_segment
 11 assemble    manifest, memory plan, entries        toolkit.engine.assemble
 12 write       one file, atomically, once proven     toolkit.engine.write
 
@@ -35,9 +35,10 @@ from toolkit.engine.argument_names import BUILD
 from toolkit.engine.assemble import FrameCompiler, assemble
 from toolkit.engine.batch import bound_notes
 from toolkit.engine.frontend import run_frontend
+from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.kept_cost import LayerGain, kept_cost_notes, layer_gains
 from toolkit.engine.notes import gpu_notes, model_notes
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch
 from toolkit.engine.preprocessing import engine_preprocessing
 from toolkit.engine.provenance import provenance_of, with_measured
@@ -48,18 +49,17 @@ from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
 from toolkit.errors import BuildError, about
-from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.frames import compile_frames
 from toolkit.gpu.ports import compile_port
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
-from toolkit.importers.source import silent
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
+from toolkit.progress import Progress, silent
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.loss.judge import Judgement, check, judge
 from toolkit.quantize.loss.parts import split_outputs
@@ -69,7 +69,7 @@ from toolkit.quantize.ranges.table_file import refuse_lossy
 from toolkit.quantize.scales.effect import ScaleEffect, scale_effect, scale_notes
 from toolkit.quantize.scales.rules import UnifiedRanges, unify_scales
 
-__all__ = ["BuildOptions", "BuildResult", "Progress", "build_engine"]
+__all__ = ["BuildOptions", "BuildResult", "build_engine"]
 
 
 @dataclass(frozen=True, slots=True)

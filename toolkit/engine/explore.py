@@ -13,16 +13,17 @@ import onnx_ir as ir
 
 from device.engine.manifest import Precision
 from toolkit.engine.frontend import run_frontend
+from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.kept_cost import frame_us
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
 from toolkit.errors import about
 from toolkit.importers.onnx import ModelSource, open_model, source_path
-from toolkit.importers.source import Report
 from toolkit.partition.planning.plan import plan_together
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.plugins import Plugin
+from toolkit.progress import Progress
 from toolkit.quantize.loss.judge import Judgement, judge
 from toolkit.quantize.loss.metrics import SQNR
 from toolkit.quantize.loss.parts import split_outputs
@@ -121,7 +122,7 @@ class Explored:
     notes: tuple[str, ...]
 
 
-def explore(request: ExploreRequest, report: Report) -> Explored:
+def explore(request: ExploreRequest, report: Progress) -> Explored:
     """Calibrate and plan every form.
 
     Raises TandemError: the model, the data or the profile cannot be used.
@@ -141,7 +142,7 @@ def explore(request: ExploreRequest, report: Report) -> Explored:
     return Explored(name, profile.name, rows, _notes(rows, fronts))
 
 
-def _front(request: ExploreRequest, form: Form, state: Path, report: Report) -> Frontend:
+def _front(request: ExploreRequest, form: Form, state: Path, report: Progress) -> Frontend:
     ranges = form.ranges and replace(
         form.ranges,
         samples=request.ranges.samples,

@@ -13,15 +13,16 @@ import onnx_ir as ir
 from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import IMPORTED
 from toolkit.cache import key_of
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf, beyond_half
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
-from toolkit.importers.source import Report, silent
 from toolkit.partition.best_precision import best_options, idle_nodes
-from toolkit.partition.prepare import prepare
+from toolkit.partition.prepare_graph import prepare_graph
+from toolkit.progress import Progress, silent
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
@@ -47,7 +48,7 @@ def run_frontend(
     model: ModelSource | OpenModel,
     target: Target,
     options: BuildOptions,
-    report: Report = silent,
+    report: Progress = silent,
     *,
     batch: int = 1,
     assume_ranges: bool = False,
@@ -113,7 +114,7 @@ def _with_ranges(front: Frontend) -> Frontend:
 
 def _rewritten(front: Frontend, keep_float: frozenset[str] = frozenset()) -> Frontend:
     """Rewrite the graph for the DLA, before its ranges are known."""
-    prepared = prepare(front.graph, front.target.profile, front.plan, keep_float=keep_float)
+    prepared = prepare_graph(front.graph, front.target.profile, front.plan, keep_float=keep_float)
     return replace(front, prepared=prepared)
 
 
@@ -167,7 +168,7 @@ def _from_table(front: Frontend, table: CalibrationTable) -> Frontend:
     early = adjusts_only(front.graph, table)
     graph = adjusted_for(front.graph, table, imported.sha256) if early else front.graph
     keep = frozenset(table.keep_float)
-    prepared = prepare(graph, profile, front.plan, table.tensors, keep)
+    prepared = prepare_graph(graph, profile, front.plan, table.tensors, keep)
     with_ranges = msgspec.structs.replace(table, tensors=dict(prepared.ranges))
     fitted = fit_table(with_ranges, original, prepared.model)
     if not early:

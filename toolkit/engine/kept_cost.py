@@ -8,7 +8,7 @@ import msgspec
 
 from device.profile import Profile
 from toolkit.engine.frontend import CLIPPED
-from toolkit.engine.options import Frontend
+from toolkit.engine.frontend_result import Frontend
 from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.objectives import goal_named

@@ -10,8 +10,9 @@ from toolkit.engine.target import HOST, choose_target
 from toolkit.errors import BuildError, about
 from toolkit.importers.onnx import ModelSource, OpenModel, open_model
 from toolkit.plugins import Plugin
+from toolkit.progress import Progress
 from toolkit.quantize.ranges.data import Source
-from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, observe_shard
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, observe_shard
 from toolkit.quantize.ranges.table_file import has_qdq
 
 
@@ -31,7 +32,7 @@ class CalibrateRequest:
     accept_loss: bool = False
 
 
-def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, str]:
+def measure_model(request: CalibrateRequest, report: Progress) -> tuple[Ranges, str]:
     """Measure the ranges of a model; second, its name.
 
     Raises TandemError: the model is quantized already, the data cannot be used, or INT8 loses too
@@ -45,7 +46,7 @@ def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, st
     return ranges, model.path.name
 
 
-def measure_shard(request: CalibrateRequest, index: int, count: int, report: Report) -> bytes:
+def measure_shard(request: CalibrateRequest, index: int, count: int, report: Progress) -> bytes:
     """Observe one shard of the data, counted from 0 (`toolkit.quantize.ranges.shards`).
 
     Raises TandemError as `measure_model`.
@@ -60,7 +61,7 @@ def measure_shard(request: CalibrateRequest, index: int, count: int, report: Rep
         )  # fmt: skip
 
 
-def _opened(request: CalibrateRequest, report: Report) -> tuple[OpenModel, BuildOptions]:
+def _opened(request: CalibrateRequest, report: Progress) -> tuple[OpenModel, BuildOptions]:
     model = open_model(request.model, plugins=request.plugins, report=report)
     name = model.path.name
     with about(name):

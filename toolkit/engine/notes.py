@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import UNCALIBRATED, Manifest, largest_bytes
 from device.engine.tensorrt_manifest import TensorRT, TensorRTGpu
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.segments import BuiltSegments
 from toolkit.gpu.beyond_half import LARGEST_HALF, BeyondHalf
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend

@@ -12,14 +12,15 @@ from calibration.table import CalibrationTable
 from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.engine.batch import choose_batch, chooses_batch
 from toolkit.engine.frontend import run_frontend
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
 from toolkit.errors import PlanError, about
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import SIZELESS_PASSES, run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel, open_model, sized, source_path
-from toolkit.importers.source import ModelPath, Report, silent
+from toolkit.importers.source import ModelPath
 from toolkit.partition.costs.measured import Measured, load_measured
 from toolkit.partition.planning.advice import Advice, advise
 from toolkit.partition.planning.batch import Batching
@@ -29,6 +30,7 @@ from toolkit.partition.planning.services import Service
 from toolkit.partition.planning.super_clocks import super_notes
 from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.plugins import Plugin
+from toolkit.progress import Progress, silent
 from toolkit.quantize.loss.parts import output_parts
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.table_file import read_ranges
@@ -89,7 +91,7 @@ def member_of(row: WorkloadModel) -> PlanMember:
     return PlanMember(row.title, source, row.rate_hz, row.table, row.shapes)
 
 
-def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
+def make_plan(request: PlanRequest, report: Progress = silent) -> PlanResult:
     """Plan all models of the request together; `report` hears of exports and calibrations."""
     fronts, shared, _ = _planned(request, report)
     profile = fronts[0].target.profile
@@ -129,14 +131,14 @@ def float_notes(plan: Plan, front: Frontend) -> tuple[str, ...]:
     )
 
 
-def planned_batch(request: PlanRequest, report: Report = silent) -> tuple[Batching, PlanOptions]:
+def planned_batch(request: PlanRequest, report: Progress = silent) -> tuple[Batching, PlanOptions]:
     """Return the batch of one model that the request's plan has, and the options that led there."""
     _, shared, options = _planned(request, report)
     return shared.plans[0].batching, options
 
 
 def _planned(
-    request: PlanRequest, report: Report
+    request: PlanRequest, report: Progress
 ) -> tuple[tuple[Frontend, ...], SharedPlan, PlanOptions]:
     times = request.measured
     if isinstance(times, Path):
@@ -238,7 +240,7 @@ def explain(request: PlanRequest, node: str) -> ExplainedNode:
     return ExplainedNode(explanation, kernels.no_kernel.get(node, ""))
 
 
-def _open(member: PlanMember, request: PlanRequest, report: Report) -> OpenModel:
+def _open(member: PlanMember, request: PlanRequest, report: Progress) -> OpenModel:
     with about(source_path(member.source).name):
         return open_model(member.source, plugins=request.plugins, keep_tensorrt=True, report=report)
 
@@ -248,7 +250,7 @@ def _frontend(
     model: OpenModel,
     request: PlanRequest,
     options: PlanOptions,
-    report: Report = silent,
+    report: Progress = silent,
     *,
     batch: int = 1,
 ) -> Frontend:

@@ -3,7 +3,7 @@
 from msgspec import UNSET, UnsetType
 
 from device.engine.preprocessing import Preprocessing, describe, differences
-from toolkit.engine.options import Frontend
+from toolkit.engine.frontend_result import Frontend
 from toolkit.errors import BuildError
 from toolkit.quantize.preprocess.decide import Stated, as_stated, decide, stated_over
 from toolkit.quantize.preprocess.known import known_preprocessing

@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from calibration.table import CalibrationTable, fingerprint
 from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
+from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.measurements import loss_measurements, score_measurements
-from toolkit.engine.options import Frontend
 from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import Target
 from toolkit.errors import printable

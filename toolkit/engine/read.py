@@ -7,16 +7,17 @@ import onnx_ir as ir
 
 from device.choices import list_choices
 from device.engine.manifest import Precision
-from toolkit.engine.options import BuildOptions, Frontend
+from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_model, sized
-from toolkit.importers.source import Report, silent
-from toolkit.partition.prepare import Prepared
+from toolkit.partition.prepare_graph import Prepared
 from toolkit.plugins.functions import give_shapes
+from toolkit.progress import Progress, silent
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
@@ -28,7 +29,7 @@ def read_model(
     model: ModelSource | OpenModel,
     target: Target,
     options: BuildOptions,
-    report: Report = silent,
+    report: Progress = silent,
     *,
     batch: int = 1,
     assume_ranges: bool = False,

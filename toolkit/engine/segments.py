@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from device.engine.manifest import DimRange
 from toolkit.engine.assemble import border_tensors
-from toolkit.engine.options import Frontend
+from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.tensorrt import TensorRTSegment
 from toolkit.engine.tensorrt_gpu import tensorrt_gpu_segment
 from toolkit.gpu.lower import KernelProgram

@@ -23,7 +23,7 @@ from device.engine.file import open_engine
 from device.profile import Profile
 from toolkit.errors import BuildError, first_line
 from toolkit.export.half import MIN_OPSET, beyond_scales, to_half
-from toolkit.export.network import Network, network_of
+from toolkit.export.joined_network import Network, network_of
 from toolkit.export.releases import Era, Release, profile_of, releases_of
 from toolkit.export.trtexec import Recipe, nameable, recipe
 from toolkit.quantize.qdq.check import check_qdq

@@ -20,7 +20,7 @@ from pipelines.serving.messages import message
 from pipelines.serving.model_config import CONFIG, complete, write_config
 from toolkit.errors import BuildError
 from toolkit.export.folder import export_trtexec, write_model
-from toolkit.export.network import joined_model
+from toolkit.export.joined_network import joined_model
 
 
 @dataclass(frozen=True, slots=True)

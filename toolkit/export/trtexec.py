@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from device.engine.manifest import Dim, DimRange
 from toolkit.errors import BuildError
-from toolkit.export.network import Network
+from toolkit.export.joined_network import Network
 from toolkit.export.releases import Release
 from toolkit.partition.planning.trtexec_flags import FLAGS, has_flag
 

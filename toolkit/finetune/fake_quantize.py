@@ -11,10 +11,10 @@ from toolkit.engine.target import choose_target
 from toolkit.errors import BuildError, about
 from toolkit.importers.onnx import ModelSource, source_path
 from toolkit.importers.pytorch import import_torch
-from toolkit.importers.source import silent
+from toolkit.progress import silent
 
 if TYPE_CHECKING:
-    from toolkit.finetune.network import FakeQuantized
+    from toolkit.finetune.trainable_network import FakeQuantized
 
 
 def fake_quantized(
@@ -31,7 +31,7 @@ def fake_quantized(
     Raises TandemError: PyTorch is missing, or the graph has an operator without a gradient.
     """
     import_torch(source_path(source).name)
-    from toolkit.finetune.network import FakeQuantized
+    from toolkit.finetune.trainable_network import FakeQuantized
 
     if options.plan.max_latency_ms is not None or options.dims:
         raise BuildError(

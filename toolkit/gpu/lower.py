@@ -8,12 +8,12 @@
 3 alias     Concat operands -> slices of its result       toolkit.gpu.emit.concat
 4 emit      groups -> launches, tensors -> views          toolkit.gpu.operations
 5 fit       allocations -> offsets in one workspace       toolkit.gpu.schedule.workspace
-6 compile   kernels -> cubins                             toolkit.gpu.codegen.compile
+6 compile   kernels -> cubins                             toolkit.gpu.codegen.compile_kernels
             measured times -> the fastest tactics         toolkit.gpu.schedule.tactics
-7 write     program -> manifest of the engine             toolkit.gpu.compile
+7 write     program -> manifest of the engine             toolkit.gpu.compile_segment
 
-Steps 1 to 5 are here, pure, without Triton; `compile.py` does the others. A segment that kernels
-cannot compute as a whole raises NotCoveredError.
+Steps 1 to 5 are here, pure, without Triton; `compile_segment.py` does the others. A segment that
+kernels cannot compute as a whole raises NotCoveredError.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +24,9 @@ import onnx_ir as ir
 
 from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
-from toolkit.gpu.emit.agreement import find_difference, point_text
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.launches import WEIGHTS
+from toolkit.gpu.emit.lowering_differences import find_difference, point_text
 from toolkit.gpu.emit.plugins import plugin_emitters
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES

@@ -16,8 +16,8 @@ from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
 from toolkit.gpu.emit import (
     attention,
     concat,
-    conv3d,
     convolution,
+    convolution_nd,
     gather,
     gemm,
     grid_sample,
@@ -280,7 +280,7 @@ def _rows(kinds: str, row: OperatorRow) -> dict[str, OperatorRow]:
 OPERATIONS: dict[str, OperatorRow] = {
     "Conv": OperatorRow(convolution.emit_convolution, (_spatial,), epilogue=1),
     "ConvTranspose": OperatorRow(
-        conv3d.emit_transposed_convolution,
+        convolution_nd.emit_transposed_convolution,
         (_constant(1, 2, text="has weights that are not constant ({name!r})"), _spatial),
         epilogue=1,
     ),

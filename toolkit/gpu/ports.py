@@ -13,7 +13,7 @@ from typing import Literal
 from device.engine.manifest import TensorInfo
 from device.engine.tensorrt_check import VECTOR_BYTES
 from device.engine.tensorrt_manifest import Port
-from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.compile_segment import GpuSegment
 from toolkit.gpu.emit.elementwise_launch import elementwise_launch
 from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.ir.view import Shape, View, row_major

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.compile_segment import GpuSegment
 from toolkit.gpu.schedule.occupancy import Limit, occupancy
 
 

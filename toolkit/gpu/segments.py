@@ -7,9 +7,8 @@ from typing import Protocol
 from device.engine.manifest import DimRange, Precision
 from device.install_advice import pip_install
 from device.profile import Profile
-from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.triton_version import check_compiler, has_compiler
-from toolkit.gpu.compile import GpuSegment, compile_segment
+from toolkit.gpu.compile_segment import GpuSegment, compile_segment
 from toolkit.gpu.coordinates import coordinate_tensors
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.lower import KernelProgram, lower_segment
@@ -19,12 +18,13 @@ from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import ExtractedSegment
 from toolkit.graph.segment import PlannedSegment
 from toolkit.plugins import Plugin
+from toolkit.progress import Progress
 
 NO_COMPILER = f"no GPU kernels: Triton is not installed on this host; {pip_install('gpu-build')}"
 
 
 class SegmentCompiler(Protocol):
-    """Compiles the kernels of a segment, as `toolkit.gpu.compile.compile_segment`."""
+    """Compiles the kernels of a segment, as `toolkit.gpu.compile_segment.compile_segment`."""
 
     def __call__(
         self,

@@ -10,8 +10,9 @@ from typing import NoReturn
 
 from toolkit.errors import ImportModelError
 from toolkit.importers.pytorch import export_pt2, refuse_pickle
-from toolkit.importers.source import Exported, ModelPath, Report
+from toolkit.importers.source import Exported, ModelPath
 from toolkit.importers.tensorflow import export_keras, export_saved_model, export_tflite
+from toolkit.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,11 @@ class Format:
 
     marker: str
     title: str
-    export: Callable[[ModelPath, Report], Exported]
+    export: Callable[[ModelPath, Progress], Exported]
     nhwc: bool = False
 
 
-def _refuse_weights(file: ModelPath, report: Report) -> NoReturn:
+def _refuse_weights(file: ModelPath, report: Progress) -> NoReturn:
     raise ImportModelError(
         f"{file.path.name} holds weights without a network; load them into the network in Python "
         "and give that to tandem.build(module, example_inputs), or export it to ONNX or .pt2."
@@ -56,7 +57,7 @@ def format_of(path: Path) -> Format | None:
     return next((row for row in FORMATS if row.marker in (path.suffix.lower(), path.name)), None)
 
 
-def export_to_onnx(file: ModelPath, report: Report) -> Exported | None:
+def export_to_onnx(file: ModelPath, report: Progress) -> Exported | None:
     """Make ONNX of a model of another format; None where it is ONNX already.
 
     Raises ImportModelError: the model is missing, its exporter is not installed, or cannot

@@ -48,9 +48,10 @@ from toolkit.importers.refusals import (
     tensors_of,
 )
 from toolkit.importers.repair import clear_false_sizes, sort_nodes
-from toolkit.importers.source import ModelPath, Report, model_sha256, silent
+from toolkit.importers.source import ModelPath, model_sha256
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
+from toolkit.progress import Progress, silent
 
 LOG = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def import_model(
     batch: int = 1,
     plugins: Sequence[Plugin] = (),
     keep_tensorrt: bool = False,
-    report: Report = silent,
+    report: Progress = silent,
 ) -> ImportedModel:
     """Read a model as `open_model` does, and give it sizes as `sized` does."""
     model = open_model(source, plugins=plugins, keep_tensorrt=keep_tensorrt, report=report)
@@ -139,7 +140,7 @@ def open_model(
     *,
     plugins: Sequence[Plugin] = (),
     keep_tensorrt: bool = False,
-    report: Report = silent,
+    report: Progress = silent,
 ) -> OpenModel:
     """Read ONNX or a model of `toolkit.importers.formats`; opsets below 13 are raised.
 
@@ -255,7 +256,7 @@ def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFi
     return ModelFile(path, sha256, len(data), model, external)
 
 
-def onnx_bytes(source: ModelSource, report: Report = silent) -> bytes:
+def onnx_bytes(source: ModelSource, report: Progress = silent) -> bytes:
     """Return a model as an ONNX file, made by its exporter where it is of another format.
 
     Raises ImportModelError.
@@ -263,7 +264,7 @@ def onnx_bytes(source: ModelSource, report: Report = silent) -> bytes:
     return _read(source, report)[0]
 
 
-def _read(source: ModelSource, report: Report) -> tuple[bytes, str, tuple[str, ...]]:
+def _read(source: ModelSource, report: Progress) -> tuple[bytes, str, tuple[str, ...]]:
     """Return the ONNX file, the SHA-256 of the model, and notes on how the file was made."""
     if isinstance(source, ModelBytes):
         return source.data, hashlib.sha256(source.data).hexdigest(), ()

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from device.install_advice import pip_install
 from toolkit.errors import ImportModelError, first_line
 from toolkit.importers.pt2.archive import refuse_code
-from toolkit.importers.source import Exported, ModelPath, Report, keep_log
+from toolkit.importers.source import Exported, ModelPath, keep_log
+from toolkit.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,7 @@ def export_module(model: TorchModel) -> Exported:
     return _to_onnx(model.module, model.example_inputs, model.title, model.dynamic_shapes)
 
 
-def export_pt2(file: ModelPath, report: Report) -> Exported:
+def export_pt2(file: ModelPath, report: Progress) -> Exported:
     """Export a file of torch.export.save.
 
     Raises ImportModelError: it is damaged, could run code of its own, or cannot be exported.
@@ -109,7 +110,7 @@ def _register_quantization() -> None:
         import_module("torch.ao.quantization.fx._decomposed")
 
 
-def refuse_pickle(file: ModelPath, report: Report) -> NoReturn:
+def refuse_pickle(file: ModelPath, report: Progress) -> NoReturn:
     """Refuse a .pt or .pth file: say what it holds, and how to make a .pt2 of it."""
     try:
         with zipfile.ZipFile(file.path) as archive:

@@ -2,19 +2,11 @@
 
 import hashlib
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from device.files import sha256_of
 from toolkit.errors import ImportModelError
-
-Report = Callable[[str, float], None]
-"""Called with the name of a step and the share of it that is done, 0 to 1."""
-
-
-def silent(step: str, share: float) -> None:
-    """Discard progress reports."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Any, TextIO
 
 from device.install_advice import pip_install
 from toolkit.errors import ImportModelError
-from toolkit.importers.source import Exported, ModelPath, Report, keep_log
+from toolkit.importers.source import Exported, ModelPath, keep_log
+from toolkit.progress import Progress
 
 VARIABLE = "TANDEM_TENSORFLOW_PYTHON"
 # They work together on Python 3.10 to 3.13, also beside Tandem's own packages.
@@ -24,7 +25,7 @@ REQUIREMENTS = ("tensorflow-cpu==2.21.0", "tf2onnx==1.17.0")
 _CHILD = Path(__file__).with_name("tensorflow_export.py")
 
 
-def export_saved_model(file: ModelPath, report: Report) -> Exported:
+def export_saved_model(file: ModelPath, report: Progress) -> Exported:
     """Export the signature `serving_default`, or the only one, of a SavedModel.
 
     Raises ImportModelError.
@@ -33,12 +34,12 @@ def export_saved_model(file: ModelPath, report: Report) -> Exported:
     return _export("saved-model", ModelPath(folder, file.inputs_as_nchw), report)
 
 
-def export_keras(file: ModelPath, report: Report) -> Exported:
+def export_keras(file: ModelPath, report: Progress) -> Exported:
     """Export a .keras or .h5 file with its architecture. Raises ImportModelError."""
     return _export("keras", file, report)
 
 
-def export_tflite(file: ModelPath, report: Report) -> Exported:
+def export_tflite(file: ModelPath, report: Progress) -> Exported:
     """Export a .tflite file, quantized or not. Raises ImportModelError."""
     return _export("tflite", file, report)
 
@@ -73,7 +74,7 @@ def find_interpreter(name: str) -> Path:
     )
 
 
-def _export(kind: str, file: ModelPath, report: Report) -> Exported:
+def _export(kind: str, file: ModelPath, report: Progress) -> Exported:
     name = file.path.name
     python = find_interpreter(name)
     with tempfile.TemporaryDirectory(prefix="tandem-export-") as folder:
@@ -93,7 +94,7 @@ def _export(kind: str, file: ModelPath, report: Report) -> Exported:
         return Exported(out.read_bytes(), (f"exported to ONNX by {versions}",))
 
 
-def _run(command: list[str], log: TextIO, report: Report) -> dict[str, Any]:
+def _run(command: list[str], log: TextIO, report: Progress) -> dict[str, Any]:
     """Run the child and pass its steps on; return its last answer.
 
     Lines that are no answers, as an interpreter that does not work prints them, go to the log, and

@@ -17,7 +17,7 @@ from toolkit.partition.planning.forced import ALL, Forced
 from toolkit.partition.planning.objectives import DEFAULT, MAKESPAN
 from toolkit.partition.planning.placement import Candidate, Effort, Trial
 from toolkit.partition.planning.plan import Model, PlanOptions, candidate_of, try_candidate
-from toolkit.partition.prepare import Prepared
+from toolkit.partition.prepare_graph import Prepared
 from toolkit.partition.solver.problem import Placement
 from toolkit.quantize.loss.parts import mixing_concats
 from toolkit.quantize.qdq.infer_ranges import infer_ranges
@@ -35,9 +35,9 @@ def keep_useful(
     ranges: Mapping[str, float] | None,
     keep_float: frozenset[str],
 ) -> Prepared:
-    """Return the graph with the rewrites that pay; as `prepare`, for a profile with a DLA."""
+    """Return the graph with the rewrites that pay; as `prepare_graph`, for a profile with a DLA."""
     dla, known = profile.dla, dict(ranges or {})
-    assert dla is not None  # `prepare` asks
+    assert dla is not None  # `prepare_graph` asks
 
     def rewrite(only: frozenset[str] | None) -> Legalized:
         if only is not None and not only:

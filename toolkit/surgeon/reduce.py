@@ -24,10 +24,10 @@ import onnx_ir as ir
 from toolkit.errors import SurgeonError
 from toolkit.graph.extract import values_read
 from toolkit.graph.subgraph import cut_model, with_shapes
+from toolkit.progress import Progress, silent
 from toolkit.surgeon.command import Check
 from toolkit.surgeon.write import why_invalid, write_model
 
-Progress = Callable[[str, float], None]
 Keep = Callable[[ir.Model], None]
 
 
@@ -129,9 +129,7 @@ class _Search:
         return tuple(sorted(seen))
 
 
-def reduce_model(
-    model: ir.Model, check: Check, keep: Keep, progress: Progress = lambda step, share: None
-) -> Reduced:
+def reduce_model(model: ir.Model, check: Check, keep: Keep, progress: Progress = silent) -> Reduced:
     """Return the smallest part of a model that fails a command, as found by delta debugging.
 
     `keep` is called with every smaller part that fails, so that an end of this process loses

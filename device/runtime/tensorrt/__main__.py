@@ -17,7 +17,7 @@ from device.runtime.executors.table import other_ways
 from device.runtime.tensorrt.board import read_board
 from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.plans import default_folder
-from device.runtime.tensorrt.prepare import Job, Prepared, prepare_engine
+from device.runtime.tensorrt.prepare_engine import Job, Prepared, prepare_engine
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -17,8 +17,8 @@ import msgspec
 from device.files import disk_problem, replacing
 from device.runtime.tensorrt.build_dla import Built, build_for_dla
 from device.runtime.tensorrt.build_gpu import build_for_gpu
+from device.runtime.tensorrt.builder_calls import RefusedError, Tools, has_bytes, make_logger
 from device.runtime.tensorrt.messages import explain, last_error, split_builds, text_of
-from device.runtime.tensorrt.network import RefusedError, Tools, has_bytes, make_logger
 from device.runtime.tensorrt.request import Answer, OnDla, Request
 
 

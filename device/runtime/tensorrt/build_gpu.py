@@ -3,7 +3,7 @@
 from typing import Any
 
 from device.runtime.tensorrt import request as limits
-from device.runtime.tensorrt.network import (
+from device.runtime.tensorrt.builder_calls import (
     RefusedError,
     Tools,
     parse,

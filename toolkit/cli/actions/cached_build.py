@@ -30,6 +30,7 @@ from toolkit.cache import (
     trim,
     write_entry,
 )
+from toolkit.cli.actions.built import Built
 from toolkit.cli.actions.outputs import need_folders, print_page_path, write_bytes
 from toolkit.cli.command import given
 from toolkit.cli.commands.build import Build
@@ -54,14 +55,6 @@ _VERSIONS = (
     "print(sorted(f'{one.name} {one.version}' for one in all_of()))"
 )
 _WHERE = "engine: \0 ("  # in the place of the engine's path
-
-
-class Built(msgspec.Struct, frozen=True):
-    """What a build says, as text and as JSON, and the table that it has measured."""
-
-    text: str
-    json: str
-    table: bytes | None
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -92,7 +85,7 @@ def build_cached(options: Build, measured: "dict[str, Ranges] | None" = None) ->
     built = None if key is None else _from_cache(key, options)
     if built is not None:
         return built, True
-    from toolkit.cli.actions.build import build_now
+    from toolkit.cli.actions.build import build_now  # the compiler, which the cache does without
     from toolkit.cli.actions.calibration import workers_of
 
     with workers_of(options.calibration) as workers:

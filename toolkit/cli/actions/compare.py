@@ -20,7 +20,7 @@ from device.selftest.report import is_report
 from pipelines.config import ModelConfig, load_labels, load_model
 from pipelines.decode_config import Scored
 from toolkit.board_kit.recorded import recorded_in
-from toolkit.cli.actions.agreement import compare_two
+from toolkit.cli.actions.compare_files import compare_two
 from toolkit.cli.actions.outputs import need_folders, print_page_path, status_2
 from toolkit.cli.command import given
 from toolkit.cli.commands.compare import Compare
@@ -37,9 +37,10 @@ from toolkit.evaluate.compare.recorded import Recorded, lay_beside, load_recorde
 from toolkit.evaluate.compare.report import comparison_builtins, comparison_text
 from toolkit.html.page import write_page
 from toolkit.importers.source import ModelPath, model_sha256
+from toolkit.progress import Progress
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.ranges.data import input_specs, open_data
-from toolkit.quantize.ranges.measure import RangeOptions, Report
+from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.ranges.table_file import read_ranges
 from toolkit.quantize.trials.score import Infer, load_held_out, plain_model, score
 
@@ -106,7 +107,7 @@ def _compare_one(options: Compare) -> None:
 
 
 def _compare_engine(
-    options: Compare, path: Path, report: Report
+    options: Compare, path: Path, report: Progress
 ) -> tuple[Comparison, Recorded | None]:
     """Compare an engine with its model on every sample; second, the recorded tensors beside the
     emulated ones."""
@@ -136,7 +137,7 @@ def _emulation(options: Compare) -> Emulation:
     return Emulation("exact" if options.dla == "exact" else "fast", options.scales or "hardware")
 
 
-def _compare_model(options: Compare, report: Report) -> tuple[Comparison, Recorded | None]:
+def _compare_model(options: Compare, report: Progress) -> tuple[Comparison, Recorded | None]:
     """Build an INT8 engine of a model for its profile, without kernels, and compare that.
 
     Its ranges are those of `--table`, or measured on `--data`. Raises TandemError.
@@ -169,7 +170,7 @@ def _recorded(path: Path, engine: Engine) -> Mapping[str, NDArray[Any]]:
     return recorded_in(path, engine.sha256) if is_report(path) else load_recorded(path)
 
 
-def _graph_of(options: Compare, path: Path, engine: Engine, report: Report) -> ir.Model:
+def _graph_of(options: Compare, path: Path, engine: Engine, report: Progress) -> ir.Model:
     """Return the model's graph after the passes, without Q/DQ.
 
     Raises BuildError where the engine was made of another model.
@@ -233,7 +234,7 @@ def _metric(
     engine: Engine,
     options: Compare,
     settings: ModelConfig,
-    report: Report,
+    report: Progress,
 ) -> Metric:
     """Return mAP50 of the three on the scenes that ship with Tandem."""
     preprocess, emulation, gap = options.inputs.preprocess, _emulation(options), comparer.gap

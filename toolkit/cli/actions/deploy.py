@@ -18,7 +18,7 @@ from toolkit.cli.log import warn
 from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
 from toolkit.fleet.folder import broker_address
 from toolkit.fleet.transports.deploy import DeployOptions, deploy_bundle
-from toolkit.fleet.transports.deployment import DeployProgress, DeployResult
+from toolkit.fleet.transports.device_deployment import DeployProgress, DeployResult
 
 # Result other than "live" -> how it reads before the device.
 FAILURES = {"rolled_back": "was rolled back on", "refused": "was refused by"}

@@ -23,8 +23,8 @@ from toolkit.fleet.boards.many import INTERRUPTED, BoardResult, ManyFlasher, exi
 from toolkit.fleet.brokers.address import BrokerAddress, parse_broker
 from toolkit.fleet.folder import broker_address, load_settings
 from toolkit.fleet.transports.addresses import open_board, parse_address
-from toolkit.fleet.transports.deliver import flash_board
 from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.flash_board import flash_board
 from toolkit.fleet.transports.transport import Board, Flashed, Progress
 
 STAYS = "the board stays on its old release, and keeps what has arrived"

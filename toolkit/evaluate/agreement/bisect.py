@@ -8,7 +8,7 @@ compared too, and if one of them differs the search goes on among those before i
 is the first in running order that differs, over all outputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -26,8 +26,7 @@ from toolkit.evaluate.agreement.tolerance import Tolerances, lower
 from toolkit.evaluate.infer.runner import Array, Arrays
 from toolkit.graph.extract import values_read
 from toolkit.graph.subgraph import cut_model, with_shapes
-
-Progress = Callable[[str, float], None]
+from toolkit.progress import Progress, silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Bisection:
         other: Side,
         sample: tuple[int, Arrays, Arrays],
         tolerances: Tolerances,
-        progress: Progress = lambda step, share: None,
+        progress: Progress = silent,
     ) -> None:
         """`sample`: its number, and the feeds of both sides."""
         self._model, self._other = model, other

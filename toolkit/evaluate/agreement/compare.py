@@ -1,6 +1,6 @@
 """Lays two sides side by side: every sample through both, each output, and each tensor between."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +11,8 @@ from toolkit.evaluate.agreement.sides import EngineSide, ModelSide, SavedSide, S
 from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances, lower
 from toolkit.evaluate.infer.inputs import InputRequest, describe, make_samples
 from toolkit.evaluate.infer.runner import Array, Arrays, Precision
+from toolkit.progress import Progress, silent
 
-Progress = Callable[[str, float], None]
 EXACT = Tolerance(0.0, 0.0)
 """Of strings, and of outputs that one side lacks: whatever tolerance is stated."""
 
@@ -94,7 +94,7 @@ def compare_sides(
     tolerances: Tolerances,
     *,
     layers: bool = False,
-    progress: Progress = lambda step, share: None,
+    progress: Progress = silent,
 ) -> Compared:
     """Run both sides on every sample.
 

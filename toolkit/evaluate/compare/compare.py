@@ -31,7 +31,7 @@ from toolkit.evaluate.compare.traces import (
     SegmentTrace,
     exact_result,
 )
-from toolkit.export.network import network_of
+from toolkit.export.joined_network import network_of
 from toolkit.quantize.loss.parts import OutputPart, output_parts
 from toolkit.quantize.ranges.observe import ActivationRunner
 

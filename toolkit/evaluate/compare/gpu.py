@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from calibration.table import scale_of
-from toolkit.export.network import Network
+from toolkit.export.joined_network import Network
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.quantize import quantize
 from toolkit.quantize.ranges.observe import ActivationRunner

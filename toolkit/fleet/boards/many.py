@@ -14,8 +14,8 @@ from device.errors import TandemError
 from device.protocol.documents import InstallPolicy
 from toolkit.fleet.boards.discovery import FoundBoard
 from toolkit.fleet.transports.addresses import open_board, parse_address
-from toolkit.fleet.transports.deliver import flash_board
 from toolkit.fleet.transports.delivery import DEFAULT_POLICY, Delivery
+from toolkit.fleet.transports.flash_board import flash_board
 from toolkit.fleet.transports.transport import Flashed, Progress
 
 MAX_AT_ONCE = 16

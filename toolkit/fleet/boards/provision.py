@@ -19,8 +19,8 @@ from toolkit.fleet.boards.request import InitRequest
 from toolkit.fleet.boards.shell import AskPassword, Shell
 from toolkit.fleet.boards.trust import CERTIFICATE
 from toolkit.fleet.transports.addresses import Address, open_board, parse_address
-from toolkit.fleet.transports.deliver import flash_board
 from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.flash_board import flash_board
 
 SERIAL_FILE = "/proc/device-tree/serial-number"
 LOOK_S = 2.0

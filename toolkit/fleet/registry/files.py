@@ -17,7 +17,8 @@ from toolkit.fleet.registry.manifest import (
     describe_blob,
     digest_of,
 )
-from toolkit.fleet.registry.transfer import PART_SUFFIX, Download, Progress, again, send
+from toolkit.fleet.registry.transfer import PART_SUFFIX, Download, again, send
+from toolkit.progress import Progress
 
 LOG = logging.getLogger(__name__)
 FILES_TYPE = "application/vnd.tandem.cache.v1"

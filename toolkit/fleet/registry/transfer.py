@@ -25,6 +25,7 @@ from toolkit.fleet.registry.manifest import (
     encode_manifest,
     pieces_in,
 )
+from toolkit.progress import Progress
 
 PIECE_BYTES = 32 * 1024**2
 READ_BYTES = 256 * 1024
@@ -32,7 +33,6 @@ MAX_TRIES = 6  # without a byte more
 FIRST_PAUSE_S = 0.25  # doubles with each
 MAX_PAUSE_S = 8.0
 PART_SUFFIX = ".part"
-Progress = Callable[[str, float], None]
 T = TypeVar("T")
 
 

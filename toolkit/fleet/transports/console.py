@@ -19,8 +19,8 @@ from device.control.upload_request import BoardFacts
 from device.protocol.control import Answer
 from device.protocol.documents import Measured, Update
 from toolkit.fleet.transports.addresses import Address
-from toolkit.fleet.transports.deliver import await_result
 from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.flash_board import await_result
 from toolkit.fleet.transports.login_shell import Ask, Shell
 from toolkit.fleet.transports.ssh import AGENT, CONFIG, updates_in
 from toolkit.fleet.transports.transport import (

@@ -21,7 +21,7 @@ _VERSIONED = re.compile(r"(\d+)\.(\w+)\.json\Z")
 
 
 class Delivery:
-    """A checked bundle, with the keys of a fleet's folder that sign for it; `close` it."""
+    """A bundle, with the keys of a fleet's folder that sign for it; `close` it."""
 
     def __init__(
         self,
@@ -31,19 +31,21 @@ class Delivery:
         erase: bool = False,
         policy: InstallPolicy = DEFAULT_POLICY,
         retry: bool = True,
-        checked: bool = False,
+        compare_hashes: bool = True,
     ) -> None:
         """Raises BundleError: it is damaged. `erase`: forget what an earlier transfer left.
 
-        `retry`: also where the release was rolled back before. `checked`: the bundle was compared
-        with its hashes.
+        `retry`: also where the release was rolled back before. `compare_hashes`: check the bundle
+        here, and do not leave that to the devices.
         """
         self.policy = policy
         self.retry = retry
         self.bundle = bundle
         self.fleet = fleet
         self.erase = erase
-        self.info: BundleInfo = read_bundle_info(bundle) if checked else check_bundle(bundle)[0]
+        self.info: BundleInfo = (
+            check_bundle(bundle)[0] if compare_hashes else read_bundle_info(bundle)
+        )
         self.blob = Blob(bundle)
         self.request = uuid.uuid4().hex
         self._repository: FleetRepository | None = None

@@ -21,7 +21,7 @@ from device.protocol.topics import PREFIX, DeviceId
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.bundles.blob import INDEX_PART
 from toolkit.fleet.transports.delivery import Delivery
-from toolkit.fleet.transports.deployment import Deployment, DeployProgress, DeployResult
+from toolkit.fleet.transports.device_deployment import Deployment, DeployProgress, DeployResult
 from toolkit.fleet.transports.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_EVENTS = 1024
 
 
-class _Rollout:
+class _Deployments:
     """The deployments of one release over one connection: one thread handles all events.
 
     `library`: the bundle, and those that a chunk may be sent as a difference from.
@@ -232,7 +232,7 @@ def deploy_bundle(
     is no id, or named twice, or the bundle is one of the agent, TrustError if it cannot be signed.
     """
     _check_devices(devices)
-    delivery = Delivery(bundle, options.fleet, retry=options.retry, checked=True)
+    delivery = Delivery(bundle, options.fleet, retry=options.retry, compare_hashes=False)
     with contextlib.closing(delivery):
         if delivery.info.agent is not None:
             raise DeployError(
@@ -263,7 +263,7 @@ def deploy(
     published = None if delivery.fleet is None else delivery.fleet / "repository" / "targets"
     folders = (folder for folder in (published, options.earlier) if folder is not None)
     with contextlib.closing(Library(*folders, opened=(delivery.blob,))) as library:
-        rollout = _Rollout(
+        deployments = _Deployments(
             delivery,
             devices,
             broker,
@@ -271,7 +271,7 @@ def deploy(
             timeout_s=options.timeout_s,
             on_progress=on_progress,
         )
-        return rollout.run(withdraw=withdraw)
+        return deployments.run(withdraw=withdraw)
 
 
 def _metadata_server(fleet: Path | None) -> "MetadataServer | None":

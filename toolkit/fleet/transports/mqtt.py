@@ -15,7 +15,7 @@ from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.transports.checks import check_result
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.deploy import DeployOptions, deploy
-from toolkit.fleet.transports.deployment import DeployProgress
+from toolkit.fleet.transports.device_deployment import DeployProgress
 from toolkit.fleet.transports.transport import (
     OnProgress,
     Progress,

@@ -17,8 +17,8 @@ from device.smp.inbox import Statement
 from device.smp.intake import ChunkList
 from device.smp.message import READ, WRITE
 from toolkit.fleet.transports.bases import difference_encoder
-from toolkit.fleet.transports.deliver import RESUMES, Patience, await_result, send_patiently
 from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.flash_board import RESUMES, Patience, await_result, send_patiently
 from toolkit.fleet.transports.smp_client import IMAGE, TANDEM, SmpClient, SmpRefusedError
 from toolkit.fleet.transports.smp_links import Line
 from toolkit.fleet.transports.smp_records import Records, numbers_of

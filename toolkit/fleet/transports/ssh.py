@@ -18,8 +18,8 @@ from device.errors import TransferError
 from device.protocol.control import Answer
 from device.protocol.documents import Measured, Update
 from toolkit.fleet.transports.addresses import Address
-from toolkit.fleet.transports.deliver import Patience, await_result, send_patiently
 from toolkit.fleet.transports.delivery import Delivery
+from toolkit.fleet.transports.flash_board import Patience, await_result, send_patiently
 from toolkit.fleet.transports.transport import (
     Board,
     OnProgress,

@@ -17,7 +17,7 @@ from device.protocol.documents import Desired, Reported, Signed
 from device.protocol.mqtt import Link, LinkEvent, Message
 from device.protocol.signed import count_valid, open_desired, open_reported
 from toolkit.errors import FleetError
-from toolkit.fleet.transports.deployment import Before, Deployment
+from toolkit.fleet.transports.device_deployment import Before, Deployment
 
 ECHO_S = 2.0  # until what is retained has come
 BROKER_S = 5.0  # until a broker that is away is given up

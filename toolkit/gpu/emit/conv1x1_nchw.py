@@ -1,7 +1,7 @@
 """Lower 1x1 convolutions with an NCHW output: one matrix product for each image."""
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.conv2d import read_filters
+from toolkit.gpu.emit.convolution_operands import read_filters
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.tiled_gemm import add_gemm
 from toolkit.gpu.ir.expressions import tensors_read

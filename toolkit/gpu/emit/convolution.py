@@ -6,8 +6,8 @@ import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv1x1_nchw import emit_conv1x1_nchw
-from toolkit.gpu.emit.conv2d import Conv2d, read_filters
-from toolkit.gpu.emit.conv3d import emit_conv3d
+from toolkit.gpu.emit.convolution_nd import emit_convolution_nd
+from toolkit.gpu.emit.convolution_operands import Conv2d, read_filters
 from toolkit.gpu.emit.depthwise import emit_depthwise
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
@@ -36,7 +36,7 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     dynamic_weights = op.inputs[1] not in ctx.network.constants
     if dynamic_weights or len(ctx.network.shapes[group.result]) != 4:
-        emit_conv3d(ctx, group)
+        emit_convolution_nd(ctx, group)
         return
     concat_slice = ctx.concat_slices.get(group.result)
     if concat_slice is not None and concat_slice.pixel_pitch() is None:

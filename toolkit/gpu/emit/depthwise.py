@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.conv2d import Conv2d
+from toolkit.gpu.emit.convolution_operands import Conv2d
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.network import Array

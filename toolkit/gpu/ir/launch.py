@@ -1,7 +1,8 @@
 """Kernel launches and tunable ops: the result of lowering.
 
-Launches refer to allocations by name, and an op may have several tactics. `toolkit.gpu.compile`
-turns them into the launches of an engine once the workspace is planned.
+Launches refer to allocations by name, and an op may have several tactics.
+`toolkit.gpu.compile_segment` turns them into the launches of an engine once the workspace is
+planned.
 """
 
 from dataclasses import dataclass

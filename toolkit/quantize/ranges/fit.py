@@ -14,6 +14,7 @@ from calibration.auto import MAX_TRIALS, AutoResult, choose_ranges, replaces, wi
 from calibration.calibrate import Observation
 from calibration.dataset import Sample
 from calibration.observer import Histogram, merge
+from calibration.progress import Progress
 from calibration.threshold import amax_by_method
 from calibration.trials import Assignment, SampleSelection, mean_of
 from toolkit.quantize.loss.parts import bounded_tensors, output_tensors
@@ -23,7 +24,6 @@ from toolkit.quantize.trials.metrics import NO_NODES, AsJudged, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
 
 Outputs = Mapping[str, NDArray[Any]]
-Progress = Callable[[int, int], None]
 AUTO_METHODS = (
     "minmax", "percentile:99.999", "percentile", "percentile:99.9", "mse", "entropy"
 )  # fmt: skip

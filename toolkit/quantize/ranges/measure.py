@@ -34,6 +34,7 @@ from calibration.observer import Histogram
 from calibration.table import Adjustments, CalibrationTable, format_of
 from calibration.threshold import method_named
 from device.engine.preprocessing import Preprocessing
+from toolkit.progress import Progress
 from toolkit.quantize.corrections.corrections import CorrectionOutcome, FinalFit
 from toolkit.quantize.loss.judge import Judgement, loss_text
 from toolkit.quantize.preprocess.decide import Decision
@@ -42,7 +43,7 @@ from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.first_layer import remark
 from toolkit.quantize.ranges.fit import Fit, Outputs
 from toolkit.quantize.ranges.observe import shared_runner
-from toolkit.quantize.ranges.options import AUTO, RangeOptions, Report, with_model
+from toolkit.quantize.ranges.options import AUTO, RangeOptions, with_model
 from toolkit.quantize.ranges.steps import (
     NOT_DIVISIBLE,
     Chosen,
@@ -63,7 +64,6 @@ __all__ = [
     "AUTO",
     "RangeOptions",
     "Ranges",
-    "Report",
     "dummy_table",
     "measure_ranges",
     "with_model",
@@ -144,7 +144,7 @@ class Ranges:
 
 
 def measure_ranges(
-    graph: ir.Model, source: Source, model_sha256: str, options: RangeOptions, report: Report
+    graph: ir.Model, source: Source, model_sha256: str, options: RangeOptions, report: Progress
 ) -> Ranges:
     """Find the ranges of every activation of a graph that has gone through the passes.
 
@@ -206,7 +206,7 @@ def measure_ranges(
 
 
 def measure_magnitudes(
-    graph: ir.Model, source: Source, options: RangeOptions, report: Report
+    graph: ir.Model, source: Source, options: RangeOptions, report: Progress
 ) -> dict[str, float]:
     """Return the largest magnitude of every activation over the data, for builds in FP16.
 
@@ -223,7 +223,7 @@ def observe_shard(
     source: Source,
     model_sha256: str,
     options: RangeOptions,
-    report: Report,
+    report: Progress,
     *,
     index: int,
     count: int,

@@ -12,9 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from calibration.calibrate import Checkpoint, Observation, Progress, Run, observe_tensors
+from calibration.calibrate import Checkpoint, Observation, Run, observe_tensors
 from calibration.dataset import Dataset
 from calibration.observer import FINE_BINS
+from calibration.progress import Progress
 from device.runtime.exact_products import exact_session
 from pipelines.vision import cv2
 from toolkit.errors import BuildError, InferError, first_line

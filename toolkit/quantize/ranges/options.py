@@ -1,6 +1,5 @@
 """How ranges are found: the options of a calibration."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -19,8 +18,6 @@ from toolkit.workers import Workers
 AUTO = "auto"
 
 Keep = Literal["auto", "none"]
-Report = Callable[[str, float], None]
-"""Called with the name of the step and its progress, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from calibration.channels import ChannelWatch, Run
 from calibration.dataset import Sample, memory_dataset
 from calibration.errors import CalibrationError
 from calibration.state import read_state
+from toolkit.progress import Progress
 from toolkit.quantize.corrections.corrections import (
     CORRECTION,
     CORRECTION_SAMPLES,
@@ -53,7 +54,7 @@ from toolkit.quantize.ranges.fit import (
     widest_fit,
 )
 from toolkit.quantize.ranges.observe import observe_run, shared_runner
-from toolkit.quantize.ranges.options import AUTO, RangeOptions, Report
+from toolkit.quantize.ranges.options import AUTO, RangeOptions
 from toolkit.quantize.ranges.shards import (
     ShardedPass,
     merged,
@@ -88,7 +89,7 @@ class Job:
     data: Split
     options: RangeOptions
     model_sha256: str
-    report: Report
+    report: Progress
 
     @property
     def methods(self) -> Sequence[str]:
@@ -126,7 +127,7 @@ class ValidationSet:
 
 
 def opened(
-    graph: ir.Model, source: Source, model_sha256: str, options: RangeOptions, report: Report
+    graph: ir.Model, source: Source, model_sha256: str, options: RangeOptions, report: Progress
 ) -> Job:
     """Open the samples, some of them held out; in two halves if they decide anything."""
     switches = (options.switch(options.equalise), options.switch(options.correct_biases))
@@ -372,7 +373,7 @@ def judge_final(job: Job, fitted: Fit, final: FinalFit) -> Judgement:
     )
 
 
-def _share(report: Report, step: str) -> Callable[[int, int], None]:
+def _share(report: Progress, step: str) -> Callable[[int, int], None]:
     """Progress as (done, total)."""
     return lambda done, total: report(step, done / max(total, 1))
 

@@ -35,7 +35,7 @@ class Prepared:
     trial: "Trial | None" = None
 
 
-def prepare(
+def prepare_graph(
     model: ir.Model,
     profile: Profile,
     options: PlanOptions,

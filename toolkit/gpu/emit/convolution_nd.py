@@ -1,4 +1,6 @@
-"""Lower 1-D and 3-D convolutions, and transposed ones of one to three dimensions."""
+"""Lower convolutions and transposed ones over one to three dimensions to one matrix product.
+
+`convolution.py` has more kernels for those over two whose weights are constants."""
 
 from dataclasses import replace
 from math import prod
@@ -17,8 +19,8 @@ from toolkit.gpu.shapes.sizes import ceil_div
 from toolkit.graph.window import Window
 
 
-def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
-    """Add a Conv over one or three dimensions."""
+def emit_convolution_nd(ctx: LoweringContext, group: Group) -> None:
+    """Add a Conv over one or three dimensions, or with weights that are computed."""
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     weights, taps = _filters(ctx, op)

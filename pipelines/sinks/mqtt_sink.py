@@ -15,7 +15,7 @@ from device.protocol.topics import PipelineTopics
 from pipelines.rate import RateLimit
 from pipelines.results import Detections
 from pipelines.sink_config import MqttSink, SinkConfig
-from pipelines.sinks.mqtt import MqttPublisher, Outgoing
+from pipelines.sinks.mqtt_queue import MqttPublisher, Outgoing
 from pipelines.sinks.payloads import payload_of
 from pipelines.sinks.result import Broker, FrameResult, SinkContext
 from pipelines.sinks.track_lifecycle import ObjectEvent, TrackLifecycle

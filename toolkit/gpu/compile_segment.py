@@ -22,7 +22,7 @@ from device.engine.cuda_manifest import (
 from device.engine.manifest import DimRange
 from device.runtime.cuda.tactics import tactic_key
 from toolkit.errors import BuildError
-from toolkit.gpu.codegen.compile import Progress, compile_ops
+from toolkit.gpu.codegen.compile_kernels import compile_ops
 from toolkit.gpu.codegen.messages import Compiled
 from toolkit.gpu.emit.weights import ALIGNMENT
 from toolkit.gpu.ir.launch import Argument as IrArgument
@@ -33,6 +33,7 @@ from toolkit.gpu.lower import KernelProgram, fit_program
 from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.shapes.sizes import amount, upper_bound
 from toolkit.gpu.target import GpuTarget
+from toolkit.progress import Progress
 
 # The last two parameters of every Triton kernel: scratch pointers, unused here.
 _TRITON_SCRATCH_POINTERS: tuple[Argument, ...] = (Null(), Null())

@@ -56,8 +56,8 @@ class Rivals:
         return session > self._own[0] or len(self._foreign) > 1
 
 
-class Presence:
-    """The connection, with its birth and will messages and its report."""
+class BrokerConnection:
+    """The connection to the broker, with its birth and will messages and the report."""
 
     def __init__(
         self, config: AgentConfig, topics: Topics, put: Callable[[LinkEvent], None]

@@ -9,7 +9,7 @@ from legalize_graphs import Net, floats, node, to_ir
 from device.profile import load_profile
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import Model, PlanOptions, make_plan, plan_together
-from toolkit.partition.prepare import prepare
+from toolkit.partition.prepare_graph import prepare_graph
 from toolkit.partition.solver.milp import Program
 
 
@@ -41,7 +41,7 @@ def test_a_rewritten_graph_never_plans_worse_than_as_it_was(
         size = int(rng.choice((16, 64, 192))), int(rng.choice((9, 28, 75)))
         graph = to_ir(gated_blocks(rng, int(rng.integers(1, 4)), *size).proto())
         before = make_plan(Model("m", graph.graph), board, options)
-        prepared = prepare(graph, board, options)
+        prepared = prepare_graph(graph, board, options)
         after = make_plan(Model("m", prepared.model.graph, cuts=prepared.cuts), board, options)
         assert after.search.value <= before.search.value * 1.001
 
@@ -55,7 +55,7 @@ def test_rewrites_gain_what_the_plan_asks_of_moves(
     graph = to_ir(gated_blocks(rng, 4, 64, 75).proto())
     board = load_profile(profile)
     for min_gain, applied in zip((0.0, None, 1.0), kept, strict=False):
-        prepared = prepare(graph, board, PlanOptions(min_gain=min_gain))
+        prepared = prepare_graph(graph, board, PlanOptions(min_gain=min_gain))
         assert bool(prepared.applied) == applied
 
 
@@ -65,7 +65,7 @@ def test_what_the_last_trial_proved_is_not_searched_again(
 ) -> None:
     graph, board = to_ir(gated_blocks(rng, 4, 64, 75).proto()), load_profile("orin-nx-8gb")
     options = PlanOptions(objective=objective)
-    prepared = prepare(graph, board, options)
+    prepared = prepare_graph(graph, board, options)
     assert prepared.trial is not None
     model = Model("m", prepared.model.graph, cuts=prepared.cuts)
     fresh = make_plan(model, board, options)
@@ -79,23 +79,23 @@ def test_what_the_last_trial_proved_is_not_searched_again(
 def test_what_stays_in_floating_point_is_not_rewritten(rng: np.random.Generator) -> None:
     graph = to_ir(gated_blocks(rng, 4, 64, 75).proto())
     board, options = load_profile("orin-nx-8gb"), PlanOptions(min_gain=0.0)
-    applied = prepare(graph, board, options).applied
+    applied = prepare_graph(graph, board, options).applied
     assert len(applied) > 1
     keep = frozenset({applied[0].node})
-    touched = {name for row in prepare(graph, board, options, keep_float=keep).applied
+    touched = {name for row in prepare_graph(graph, board, options, keep_float=keep).applied
         for name in row.replaced}  # fmt: skip
     assert not keep & touched
     in_fp16 = PlanOptions(min_gain=0.0, precision="fp16")
-    free = prepare(graph, board, in_fp16).applied
-    assert prepare(graph, board, in_fp16, keep_float=keep).applied == free
+    free = prepare_graph(graph, board, in_fp16).applied
+    assert prepare_graph(graph, board, in_fp16, keep_float=keep).applied == free
 
 
 def test_a_plan_that_forces_all_onto_the_dla_keeps_every_rewrite(rng: np.random.Generator) -> None:
     graph = to_ir(gated_blocks(rng, 2, 64, 75).proto())
     board = load_profile("agx-orin-64gb")
     options = PlanOptions(min_gain=1.0, forced=Forced(dla=("all",)))
-    assert not prepare(graph, board, PlanOptions(min_gain=1.0)).applied
-    prepared = prepare(graph, board, options)
+    assert not prepare_graph(graph, board, PlanOptions(min_gain=1.0)).applied
+    prepared = prepare_graph(graph, board, options)
     assert prepared.applied
     assert not prepared.unused
     plan = make_plan(

@@ -28,9 +28,7 @@ from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message
 from toolkit.gpu.errors import CompileError, NotCoveredError, not_covered
 from toolkit.gpu.ir.launch import KernelSpec, TunableOp
 from toolkit.gpu.target import GpuTarget
-
-Progress = Callable[[str, float], None]
-"""Called with the step's name and the completed share of it, 0 to 1."""
+from toolkit.progress import Progress
 
 TIMEOUT_S = 60.0  # of one kernel on a core of its own; a few seconds are usual
 _WATCH_S = 0.5  # between two looks at a worker

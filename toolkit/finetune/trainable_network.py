@@ -1,7 +1,7 @@
 """The PyTorch network of a planned INT8 engine: parameters, and the graph they are put into."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
@@ -40,8 +40,9 @@ class FakeQuantized(torch.nn.Module):
 
     `forward` takes the inputs of the model in their order, float32 tensors, and returns its outputs
     (a tuple where there are several): the numbers of the engine. The batch may be any multiple of
-    the model's own. `network` holds the parameters under the model's names; batch normalisation is
-    part of the weights before it. `model()` and `table()` are what `tandem.build` takes.
+    the model's own. `network` holds the parameters under the model's names, or the nearest that
+    PyTorch takes; batch normalisation is part of the weights before it. `model()` and `table()` are
+    what `tandem.build` takes.
     """
 
     def __init__(self, planned: PlannedEngine, parameters: frozenset[str] = frozenset()) -> None:
@@ -57,11 +58,12 @@ class FakeQuantized(torch.nn.Module):
         self._segments: tuple[TorchSegment, ...] = ()
         self._arrays: dict[str, NDArray[np.float32]] = {}
         self.network = torch.nn.Module()
-        self._names = _trained(self._graph, parameters)
-        for name in self._names:
+        self._paths: dict[str, str] = {}  # name in the model -> name in `network`
+        for name in _trained(self._graph, parameters):
             value = self._graph.graph.initializers[name].const_value
             assert value is not None
-            _register(self.network, name, torch.nn.Parameter(torch.tensor(value.numpy())))
+            parameter = torch.nn.Parameter(torch.tensor(value.numpy()))
+            self._paths[name] = _register(self.network, name, parameter)
         with torch.no_grad():
             self(*(torch.zeros(sizes) for _, sizes in self._inputs))
 
@@ -89,7 +91,7 @@ class FakeQuantized(torch.nn.Module):
         )
 
     def _parameters_by_name(self) -> dict[str, torch.Tensor]:
-        return {name: self.network.get_parameter(name) for name in self._names}
+        return {name: self.network.get_parameter(path) for name, path in self._paths.items()}
 
     def _quantize(self) -> None:
         """Quantize the weights anew, as a build does, where any has changed."""
@@ -175,14 +177,28 @@ def _trained(model: ir.Model, parameters: frozenset[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _register(owner: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
-    """Give a parameter its dotted name."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in owner._modules:
-            owner.add_module(part, torch.nn.Module())
-        owner = owner.get_submodule(part)
-    owner.register_parameter(last, parameter)
+def _register(owner: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> str:
+    """Give a parameter its dotted name, with "_" where PyTorch refuses it; return that name.
+
+    No part may be empty or an attribute that the module has, such as `training`.
+    """
+    *modules, last = (part or "_" for part in name.split("."))
+    path: list[str] = []
+    for part in modules:
+        path.append(_free_name(owner, part, owner._modules))
+        if path[-1] not in owner._modules:
+            owner.add_module(path[-1], torch.nn.Module())
+        owner = owner.get_submodule(path[-1])
+    path.append(_free_name(owner, last))
+    owner.register_parameter(path[-1], parameter)
+    return ".".join(path)
+
+
+def _free_name(owner: torch.nn.Module, name: str, shared: Container[str] = ()) -> str:
+    """Return the name with as many "_" as make it free, or one of those that are `shared`."""
+    while name not in shared and hasattr(owner, name):
+        name += "_"
+    return name
 
 
 def _sizes(value: ir.Value) -> tuple[int, ...]:

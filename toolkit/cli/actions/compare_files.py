@@ -21,7 +21,6 @@ from toolkit.errors import CompareError
 from toolkit.evaluate.agreement.bisect import Bisection, Culprit
 from toolkit.evaluate.agreement.compare import (
     Compared,
-    Progress,
     Row,
     compare_sides,
     feeds_for,
@@ -39,6 +38,7 @@ from toolkit.evaluate.infer.inputs import InputRequest
 from toolkit.evaluate.infer.runner import Arrays, kind_of
 from toolkit.evaluate.infer.saved import save_samples
 from toolkit.html.page import write_page
+from toolkit.progress import Progress
 
 WHY = "`tandem compare {engine} --model {model}` says what INT8 loses, node by node, and why"
 

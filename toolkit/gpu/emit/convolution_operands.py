@@ -1,4 +1,4 @@
-"""A 2-D convolution with its tensors channels-last, before a kernel is chosen."""
+"""The operands of a 2-D convolution, channels-last, before a kernel is chosen."""
 
 from dataclasses import dataclass
 from math import prod
