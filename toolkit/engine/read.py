@@ -17,6 +17,7 @@ from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_m
 from toolkit.importers.source import Report, silent
 from toolkit.partition.prepare import Prepared
 from toolkit.plugins.functions import give_shapes
+from toolkit.quantize.qdq.blocks import import_blocks
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
@@ -43,6 +44,7 @@ def read_model(
     if not isinstance(model, OpenModel):
         model = open_model(model, plugins=options.plugins, report=report)
     imported = sized(model, shapes=options.shapes, dims=options.dims, batch=batch)
+    imported = _with_blocks(imported, options)
     plain, qdq_notes = _plain(imported, options)
     imported = replace(imported, notes=imported.notes + qdq_notes)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
@@ -56,6 +58,17 @@ def read_model(
     return Frontend(options, target, imported, graph, passes, plain, plan, report, prepared)
 
 
+def _with_blocks(imported: ImportedModel, options: BuildOptions) -> ImportedModel:
+    """Return the model with its weights of 4 bits in blocks as constants, and a note on them."""
+    blocks = import_blocks(imported.model, keep_qdq=_wants_int8(options))
+    notes = blocks.notes
+    if blocks.weights == 1:
+        notes = ("1 weight of 4 bits in blocks becomes floating point", *notes)
+    elif blocks.weights:
+        notes = (f"{blocks.weights} weights of 4 bits in blocks become floating point", *notes)
+    return replace(imported, model=blocks.model, notes=imported.notes + notes)
+
+
 def _plain(
     imported: ImportedModel, options: BuildOptions
 ) -> tuple[PlainModel | None, tuple[str, ...]]:
@@ -66,9 +79,7 @@ def _plain(
     """
     if not has_qdq(imported.model):
         return None, ()
-    if options.precision in ("int8", "best") or (
-        options.precision is None and _has_ranges(options)
-    ):
+    if _wants_int8(options):
         return import_qdq(imported.model, any_weight_scale=True, any_zero_point=True), ()
     if options.precision is not None:
         return None, (f"the Q/DQ of the model stay as they are, beside {options.precision}",)
@@ -92,6 +103,13 @@ def _refuse_two_sources(options: BuildOptions) -> None:
             "Both data and a calibration table are given, and each sets the INT8 ranges: give one "
             "of them."
         )
+
+
+def _wants_int8(options: BuildOptions) -> bool:
+    """Whether INT8 is asked for, by its name or by ranges."""
+    return options.precision in ("int8", "best") or (
+        options.precision is None and _has_ranges(options)
+    )
 
 
 def _has_ranges(options: BuildOptions) -> bool:
