@@ -23,6 +23,7 @@ from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
 KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make the engine INT8"
+_BLOCKS = "read as they are by FP16 kernels from sm_80 on, and as floating point by all else"
 
 
 def read_model(
@@ -62,10 +63,8 @@ def _with_blocks(imported: ImportedModel, options: BuildOptions) -> ImportedMode
     """Return the model with its weights of 4 bits in blocks as constants, and a note on them."""
     blocks = import_blocks(imported.model, keep_qdq=_wants_int8(options))
     notes = blocks.notes
-    if blocks.weights == 1:
-        notes = ("1 weight of 4 bits in blocks becomes floating point", *notes)
-    elif blocks.weights:
-        notes = (f"{blocks.weights} weights of 4 bits in blocks become floating point", *notes)
+    if blocks.weights:
+        notes = (f"weights of 4 bits in blocks: {blocks.weights}, {_BLOCKS}", *notes)
     return replace(imported, model=blocks.model, notes=imported.notes + notes)
 
 
