@@ -122,6 +122,19 @@ def _scaled(numbers, zero, factor):
 
 
 @triton.jit
+def _number_in_place(words, MASK: tl.constexpr):
+    """Return the bits of MASK as FP32, without a shift."""
+    if INTERPRETED:
+        bits = (words & MASK) | 0x4B000000
+    else:
+        bits = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [words, MASK, 0x4B000000], tl.int32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    return bits.to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
 def int4_matrix_vector(
     a, b, scales, zeros, bias, scale, scalars, residual, y,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
@@ -131,36 +144,45 @@ def int4_matrix_vector(
     """The product of a few rows: threads multiply in FP32, and b is read once.
 
     Grid: (blocks of columns). A number is left where it lies in its word, which makes it 16, 256 or
-    4096 times as large; a is divided by that. A group's zero point is multiplied with the sum of a.
+    4096 times as large; a is divided by that. Sums of 8 words, which are in one group, are scaled;
+    the zero point is multiplied with the sum of a.
     """
     SHARED: tl.constexpr = 4 if GROUP >= 64 else GROUP // 16  # numbers of a word in one group
+    SUMS: tl.constexpr = BLOCK_K // 32  # of 8 words each
+    WHOLE: tl.constexpr = B_PITCH * 4 % BLOCK_K == 0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     word = tl.arange(0, BLOCK_K // 4)
     k = word // 16 * 64 + word % 16
+    span = tl.arange(0, SUMS) // 2 * 64
     b = b + n[:, None] * B_PITCH + word[None, :]
     totals = ()
     for _ in tl.static_range(ROWS):
-        totals = totals + (tl.zeros((BLOCK_N, BLOCK_K // 4), tl.float32),)
+        totals = totals + (tl.zeros((BLOCK_N, SUMS), tl.float32),)
     for start in tl.static_range(0, DEPTH, BLOCK_K):
-        exists = (n < COLUMNS)[:, None] & (start // 4 + word < B_PITCH)[None, :]
+        exists = (n < COLUMNS)[:, None]
+        has_scale = (n < COLUMNS)[:, None]
+        if not WHOLE:
+            exists = exists & (start // 4 + word < B_PITCH)[None, :]
+            has_scale = has_scale & (start + span < B_PITCH * 4)[None, :]
         words = tl.load(b + start // 4, mask=exists, other=0).to(tl.int32)
         for first in tl.static_range(0, 4, SHARED):
-            at = (start + first * 16 + k)[None, :] // GROUP * COLUMNS + n[:, None]
-            factor = tl.load(scales + at, mask=exists, other=0)
+            at = (start + first * 16 + span)[None, :] // GROUP * COLUMNS + n[:, None]
+            factor = tl.load(scales + at, mask=has_scale, other=0)
             zero = 8.0
             if zeros is not None:
-                zero = tl.load(zeros + at, mask=exists, other=0)
+                zero = tl.load(zeros + at, mask=has_scale, other=0)
             for m in tl.static_range(ROWS):
                 product = tl.zeros((BLOCK_N, BLOCK_K // 4), tl.float32)
-                total = tl.zeros((BLOCK_K // 4,), tl.float32)
+                x_sum = tl.zeros((BLOCK_K // 4,), tl.float32)
                 for i in tl.static_range(first, first + SHARED):
                     at_k = start + i * 16 + k
                     x = tl.load(a + m * A_PITCH + at_k, mask=at_k < DEPTH, other=0).to(tl.float32)
-                    total += x
-                    number = (words & (0xF << (4 * i))) | 0x4B000000
-                    number = number.to(tl.float32, bitcast=True) - 8388608.0
+                    x_sum += x
+                    number = _number_in_place(words, 0xF << (4 * i))
                     product += number * (x * (1.0 / (1 << (4 * i))))[None, :]
-                product = (product - zero * total[None, :]) * factor
+                product = tl.sum(tl.reshape(product, (BLOCK_N, SUMS, 8)), 2)
+                x_sum = tl.sum(tl.reshape(x_sum, (SUMS, 8)), 1)
+                product = (product - zero * x_sum[None, :]) * factor
                 totals = _with(totals, m, totals[m] + product, ROWS)
     for m in tl.static_range(ROWS):
         row = m + tl.arange(0, 1)

@@ -13,15 +13,16 @@ MAX_VECTOR_ROWS = 8
 _MAX_ACCUMULATORS = 64  # of a thread, whose registers hold weights, too
 _MAX_TACTICS = 4
 _MAX_VECTOR_TACTICS = 2
-_VECTOR_DEPTHS = (1024, 512)  # of a step
-_VECTOR_COLUMNS = (2, 4, 8)
+_VECTOR_DEPTHS = (512, 1024, 2048, 4096)  # of a step; the last is 32 numbers of each thread
+_VECTOR_COLUMNS = (2, 4, 8, 16)
 _VECTOR_WARPS = 4
 _MAX_VECTOR_STEPS = 32  # which are unrolled
-_MAX_VECTOR_WORDS = 16  # of a thread, for each row a sum
+_MAX_VECTOR_WORDS = 64  # of a thread
 
 # Estimated, not fitted: instructions of a thread, of which an SM starts 128 a cycle.
 _DEQUANTIZE_INSTRUCTIONS = 2.0  # of a number
-_VECTOR_INSTRUCTIONS = 3.0  # of a number, and one more for each row
+_VECTOR_INSTRUCTIONS = 2.5  # of a number, and one more for each row
+_ROW_INSTRUCTIONS = 3.5  # of a number of a row of a, which a warp reads for all its columns
 _SM_INSTRUCTIONS = 128
 _VECTOR_LATENCY_CYCLES = 2400
 
@@ -54,7 +55,7 @@ def _vector_tiles(shape: GemmShape) -> list[Tile]:
         for depth in _VECTOR_DEPTHS
         for columns in _VECTOR_COLUMNS
         if shape.depth <= _MAX_VECTOR_STEPS * depth
-        and columns * depth // 4 * shape.rows <= _MAX_VECTOR_WORDS * _VECTOR_WARPS * WARP
+        and columns * depth // 4 <= _MAX_VECTOR_WORDS * _VECTOR_WARPS * WARP
     ]
 
 
@@ -69,7 +70,9 @@ def _vector_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     blocks_of_sm = ceil_div(ceil_div(shape.columns, tile.columns), gpu.sm_count)
     steps = ceil_div(shape.depth, tile.depth)
     weights = tile.columns * steps * tile.depth
+    warps = min(tile.columns, max(1, 8 * WARP * tile.warps * 4 // tile.depth))  # side by side
     instructions = weights * (_VECTOR_INSTRUCTIONS + shape.rows)
+    instructions += warps * steps * tile.depth * shape.rows * _ROW_INSTRUCTIONS
     compute = blocks_of_sm * instructions / _SM_INSTRUCTIONS
     memory = blocks_of_sm * weights / 2 / gpu.memory_bytes
     return _VECTOR_LATENCY_CYCLES + max(compute, memory)
