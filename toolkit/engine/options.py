@@ -48,6 +48,8 @@ class BuildOptions:
     failure does not lose hours of calibration. `dummy_ranges` replace measured ranges: the engine
     is for timing only, and says so. `accept_loss`: write the engine even if INT8 loses more at the
     outputs than the limits of `toolkit.quantize.loss.metrics`.
+    `int4_weights`: large products get weights of 4 bits in blocks of so many of the depth, chosen
+    by `data` (`toolkit.quantize.int4`), in an engine of FP16.
     `shapes`, `dims`: as in `toolkit.importers.onnx.import_model`. `plan`: objective and search of
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
     beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the
@@ -68,6 +70,7 @@ class BuildOptions:
     measured: dict[str, Ranges] | None = field(default=None, repr=False)
     dummy_ranges: bool = False
     accept_loss: bool = False
+    int4_weights: Literal[32, 128] | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
     plan: PlanOptions = field(default_factory=PlanOptions)

@@ -41,6 +41,7 @@ def read_model(
     the precision that is asked for.
     """
     _refuse_two_sources(options)
+    _refuse_int4(options)
     report("import", 0.0)
     if not isinstance(model, OpenModel):
         model = open_model(model, plugins=options.plugins, report=report)
@@ -104,8 +105,25 @@ def _refuse_two_sources(options: BuildOptions) -> None:
         )
 
 
+def _refuse_int4(options: BuildOptions) -> None:
+    if options.int4_weights is None:
+        return
+    if options.precision not in (None, "fp16"):
+        raise BuildError(
+            f"INT4 weights are those of FP16 engines, not of {options.precision}: leave out one of "
+            "`tandem build --int4-weights` and --precision."
+        )
+    if options.data is None:
+        raise BuildError(
+            "INT4 weights are chosen by what the model computes on samples: give some with "
+            "`tandem build --data`."
+        )
+
+
 def _wants_int8(options: BuildOptions) -> bool:
     """Whether INT8 is asked for, by its name or by ranges."""
+    if options.int4_weights is not None:
+        return False
     return options.precision in ("int8", "best") or (
         options.precision is None and _has_ranges(options)
     )
@@ -126,6 +144,8 @@ def _precision(
 ) -> Precision:
     has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
+    if options.int4_weights is not None:
+        default = "fp16"
     requested = options.precision
     choices = (*get_args(Precision), "best")
     if requested is not None and requested not in choices:
