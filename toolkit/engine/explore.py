@@ -55,7 +55,7 @@ FORMS = (
 NOT_BUILT: Mapping[str, str] = {
     "BF16": "there are no kernels of BF16",
     "FP8": "there are no kernels of FP8, and no Orin computes it",
-    "INT4": "it is weights of 4 bits in FP16, `tandem build --int4-weights`",
+    "INT4": "it is weights alone, `tandem build --int4-weights`",
 }
 
 
