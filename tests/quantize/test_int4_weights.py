@@ -118,15 +118,24 @@ def test_factors_that_nothing_takes_are_a_product_of_their_own(rng: np.random.Ge
     assert _error(made.model, model, samples) < 0.2
 
 
+@pytest.mark.parametrize("precision", [[], ["--precision", "fp16"]])
 def test_an_engine_has_the_weights_and_says_what_they_lose(
-    tmp_path: Path, rng: np.random.Generator
+    precision: list[str], tmp_path: Path, rng: np.random.Generator
 ) -> None:
     proto, data = _model(rng), tmp_path / "data.npz"
     onnx.save(proto, tmp_path / "m.onnx")
     samples = _samples(rng)
     np.savez(data, x=np.stack([sample["x"] for sample in samples]))
     arguments = ["build", str(tmp_path / "m.onnx"), "--profile", "orin-nano-8gb", "--json"]
-    arguments += ["--data", str(data), "--int4-weights", "128", "-o", str(tmp_path / "e")]
+    arguments += [
+        "--data",
+        str(data),
+        "--int4-weights",
+        "128",
+        "-o",
+        str(tmp_path / "e"),
+        *precision,
+    ]
     report: Mapping[str, Any] = json.loads(invoke(*arguments).stdout)
     assert report["manifest"]["provenance"]["precision"] == "fp16"
     assert any("INT4 weights of 3 products: " in note for note in report["notes"])

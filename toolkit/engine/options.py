@@ -48,8 +48,6 @@ class BuildOptions:
     failure does not lose hours of calibration. `dummy_ranges` replace measured ranges: the engine
     is for timing only, and says so. `accept_loss`: write the engine even if INT8 loses more at the
     outputs than the limits of `toolkit.quantize.loss.metrics`.
-    `int4_weights`: large products get weights of 4 bits in blocks of so many of the depth, chosen
-    by `data` (`toolkit.quantize.int4`), in an engine of FP16.
     `shapes`, `dims`: as in `toolkit.importers.onnx.import_model`. `plan`: objective and search of
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
     beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the
@@ -58,7 +56,8 @@ class BuildOptions:
     or both ("auto"), of which the board keeps the faster.
     `preprocess_on` "gpu": with kernels that make the input of camera frames (`toolkit.gpu.frames`).
     `node_times`: those of boards, which the plan takes before predicted ones. `notes`: on where
-    times come from, for the report.
+    times come from, for the report. `int4_weights`: large products get weights of 4 bits in blocks
+    of so many of the depth, chosen by `data` (`toolkit.quantize.int4`), in an engine of FP16.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -70,7 +69,6 @@ class BuildOptions:
     measured: dict[str, Ranges] | None = field(default=None, repr=False)
     dummy_ranges: bool = False
     accept_loss: bool = False
-    int4_weights: Literal[32, 128] | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
     plan: PlanOptions = field(default_factory=PlanOptions)
@@ -82,6 +80,7 @@ class BuildOptions:
     preprocess_on: Literal["cpu", "gpu"] = "cpu"
     node_times: Measured | None = None
     notes: tuple[str, ...] = ()
+    int4_weights: Literal[32, 128] | None = None
 
 
 @dataclass(frozen=True, slots=True)
