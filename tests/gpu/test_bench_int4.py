@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import cuda_double
 import msgspec
 import numpy as np
 import onnxruntime as ort
@@ -11,6 +12,9 @@ import pytest
 from device.runtime.session import open_session
 from scripts import bench_int4
 from scripts.bench_int4 import Measured, Network, Row
+from toolkit.engine.build import BuildOptions, build_engine
+
+pytest.importorskip("triton", reason="Triton is not installed")
 
 NETWORK = Network(size=256, layers=2, batches=(3,))
 
@@ -38,6 +42,28 @@ def test_engines_travel_compressed(tmp_path: Path, rng: np.random.Generator) -> 
     truth = x @ bench_int4.layer_weights(0, 256) @ bench_int4.layer_weights(1, 256)
     with open_session(tmp_path / "e") as session:
         assert bench_int4.error_of(session.infer({"x0": x})["x2"], truth) < 1e-2
+
+
+@pytest.mark.slow
+def test_an_engine_is_timed_with_its_fastest_tactics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(bench_int4, "WARM_UP", 1)
+    monkeypatch.setattr(bench_int4, "RUNS", 2)
+    x = rng.normal(size=(1, 128)).astype(np.float32)
+    truth = x @ bench_int4.layer_weights(0, 128)
+    bench_int4.make_model(tmp_path / "m.onnx", Network(128, 1, (1,)), "int4", 1)
+    options = BuildOptions(precision="fp16")
+    with cuda_double.interpreted_cubins():
+        build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "e", options)
+    with cuda_double.installed():
+        error, network_us, product_us, kernels = bench_int4.time_engine(
+            tmp_path / "e", x, truth, tmp_path / "timings.json"
+        )
+    assert error < 1e-2
+    assert 0 < product_us < network_us
+    assert kernels
+    assert all("int4" in kernel or "split_k" in kernel for kernel in kernels)
 
 
 def test_the_table_has_the_ratios_of_each_place(
