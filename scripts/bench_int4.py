@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import open_engine
 from device.profile import PROFILES
+from device.runtime.executors.cuda import CudaExecutor
 from device.runtime.session import Session
 from scripts.bench_slice import PLACES, gpu_slice, slice_profile
 from scripts.gpu_table import Ceilings, Run
@@ -53,7 +55,10 @@ class Network(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Figures of one subject; `product_us` and `kernels` of engines alone."""
+    """Figures of one subject; `product_us` and `kernels` of engines alone.
+
+    `error`: the largest of all tactics of INT4, of the first one of others.
+    """
 
     subject: str
     batch: int
@@ -163,12 +168,35 @@ def unpack(packed: Path, out: Path) -> None:
         shutil.copyfileobj(source, target, 1 << 24)
 
 
+def largest_error(
+    path: Path, x: NDArray[np.float32], truth: NDArray[np.float32], *, first: bool
+) -> float:
+    """Return the largest error of an engine, with every tactic that it carries or the `first`."""
+    with open_engine(path) as engine:
+        implementation = engine.manifest.segments[0].implementations[0]
+        assert isinstance(implementation, Cuda)
+        counts = [len(op.tactics) for op in implementation.works]
+    errors = []
+    for number in range(1 if first else max(counts)):
+        chosen = tuple(min(number, count - 1) for count in counts)
+        with (
+            mock.patch.object(CudaExecutor, "_choose", return_value=chosen),
+            open_engine(path) as engine,
+            Session(engine) as session,
+        ):
+            (y,) = session.infer({"x0": x}).values()
+            errors.append(error_of(y, truth))
+            print(f"{path.name} tactic {number}: error {errors[-1]:.2e}", flush=True)
+    return max(errors)
+
+
 def time_engine(
     path: Path, x: NDArray[np.float32], truth: NDArray[np.float32], timings: Path
 ) -> tuple[float, float, float, tuple[str, ...]]:
     """Return error, time of the network, median time of one product, and the kernels."""
+    error = largest_error(path, x, truth, first="int4" not in path.name)
     with open_engine(path) as engine, Session(engine, timing_cache=timings) as session:
-        (y,) = session.infer({"x0": x}).values()
+        session.infer({"x0": x})
         (executor,), (report,) = session.executors, session.reports
         profiler = executor.profiler
         if profiler is None:
@@ -185,7 +213,7 @@ def time_engine(
             launches = op.tactics[layer.tactic].launches
             functions = ((implementation.kernels[one.kernel], one.grid) for one in launches)
             kernels += [f"{kernel.function} {grid}" for kernel, grid in functions]
-    return error_of(y, truth), network_us, statistics.median(times), tuple(dict.fromkeys(kernels))
+    return error, network_us, statistics.median(times), tuple(dict.fromkeys(kernels))
 
 
 def error_of(y: NDArray[Any], truth: NDArray[Any]) -> float:

@@ -55,10 +55,10 @@ def test_an_engine_is_timed_with_its_fastest_tactics(
     bench_int4.make_model(tmp_path / "m.onnx", Network(128, 1, (1,)), "int4", 1)
     options = BuildOptions(precision="fp16")
     with cuda_double.interpreted_cubins():
-        build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "e", options)
+        build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "int4.engine", options)
     with cuda_double.installed():
         error, network_us, product_us, kernels = bench_int4.time_engine(
-            tmp_path / "e", x, truth, tmp_path / "timings.json"
+            tmp_path / "int4.engine", x, truth, tmp_path / "timings.json"
         )
     assert error < 1e-2
     assert 0 < product_us < network_us
