@@ -13,6 +13,7 @@ import onnx.parser
 from onnx import helper, numpy_helper
 
 HEADER = '<ir_version: 9, opset_import: ["" : 19]>'
+CONTRIBUTED_HEADER = '<ir_version: 9, opset_import: ["" : 19, "com.microsoft" : 1]>'
 
 GRAPHS: Mapping[str, str] = {
     "rows": """(float[2,40,96] x, float[2,8,14,14] p) => (float a, float b, float c, float d) <
@@ -87,6 +88,11 @@ GRAPHS: Mapping[str, str] = {
         y = AveragePool<kernel_shape=[2,2,2],strides=[2,2,2]>(r)
         z = ConvTranspose<strides=[2,2,2]>(y, u)
     }""",
+    "four bits": """(float[1,128] x, float[20,128] z) => (float y, float v) <
+        uint8[64,4,16] q, float[64,4] s> {
+        y = com.microsoft.MatMulNBits<K=128,N=64,bits=4,block_size=32>(x, q, s)
+        v = com.microsoft.MatMulNBits<K=128,N=64,bits=4,block_size=32>(z, q, s)
+    }""",
     "unpooled": """(float[1,8,12,12] x) => (float y) {
         p, i = MaxPool<kernel_shape=[2,2],strides=[2,2]>(x)
         y = MaxUnpool<kernel_shape=[2,2],strides=[2,2]>(p, i)
@@ -142,14 +148,18 @@ GRAPHS: Mapping[str, str] = {
 
 def graph_named(name: str) -> onnx.ModelProto:
     """Return a row of `GRAPHS` with its weights."""
-    model = onnx.parser.parse_model(f"{HEADER} graph {GRAPHS[name]}")
+    header = CONTRIBUTED_HEADER if "com.microsoft" in GRAPHS[name] else HEADER
+    model = onnx.parser.parse_model(f"{header} graph {GRAPHS[name]}")
     graph = model.graph
     outputs = {output for node in graph.node for output in node.output}
     for value in list(graph.value_info):
         if value.name not in outputs:
             shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-            weights = numpy_helper.from_array(_weights(value.name, shape), value.name)
-            graph.initializer.append(weights)
+            weights = _weights(value.name, shape)
+            if value.type.tensor_type.elem_type == onnx.TensorProto.UINT8:
+                weights = np.frombuffer(weights.tobytes(), np.uint8)[: math.prod(shape)]
+            weights = weights.reshape(shape)
+            graph.initializer.append(numpy_helper.from_array(weights, value.name))
             graph.value_info.remove(value)
     for output in graph.output:  # their shapes are inferred
         kind = output.type.tensor_type.elem_type

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from gpu_graphs import Case, node, normal
+from ml_dtypes import uint4
 
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import open_engine
@@ -55,6 +56,24 @@ def times_of(rows: tuple[OperationRow, ...]) -> list[Layer]:
               tactics=row.tactics, time_ms=0.02, share=0.5)
         for row in rows
     ]  # fmt: skip
+
+
+def test_int4_weights_count_half_a_byte(tmp_path: Path, rng: np.random.Generator) -> None:
+    weights = {
+        "q": rng.integers(0, 16, (128, 96)).astype(uint4),
+        "s": rng.uniform(0.1, 1, (4, 96)).astype(np.float32),
+    }
+    nodes = [
+        node("DequantizeLinear", "q s", "w", axis=0, block_size=32),
+        node("MatMul", "x w", "y"),
+    ]
+    onnx.save(Case(nodes, {"x": (1, 128)}, weights, opset=21).model(), tmp_path / "m.onnx")
+    with cuda_double.interpreted_cubins():
+        options = BuildOptions(precision="fp16")
+        build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "e", options)
+    (row,) = [row for row in rows_of(tmp_path / "e") if row.work.operations]
+    assert row.kernels == ("int4_gemm",)
+    assert row.work.moved_bytes == 128 * 96 // 2 + 2 * (128 + 96)
 
 
 def test_work_is_that_of_the_fused_nodes(engine: Path) -> None:

@@ -37,6 +37,7 @@ _COMMON: Sequence[ArgumentName] = (
     _row("precision", "precision"),
     _row("profile", r'profile="\1"', r" ([\w-]+)"),
     _row("jetpack", "jetpack"),
+    _row("int4-weights", "BuildOptions(int4_weights=...)"),
     _row("dummy-ranges", "BuildOptions(dummy_ranges=True)"),
     _row("gpu-backend", r'BuildOptions(gpu_backend="\1")', r" (\w+)"),
     _row("no-fallback", "BuildOptions(fallback=False)"),

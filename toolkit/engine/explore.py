@@ -56,7 +56,7 @@ FORMS = (
 NOT_BUILT: Mapping[str, str] = {
     "BF16": "there are no kernels of BF16",
     "FP8": "there are no kernels of FP8, and no Orin computes it",
-    "INT4": "there are no kernels of INT4 weights",
+    "INT4": "it is weights alone, `tandem build --int4-weights`",
 }
 
 

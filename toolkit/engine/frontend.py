@@ -24,6 +24,7 @@ from toolkit.partition.best_precision import best_options, idle_nodes
 from toolkit.partition.prepare_graph import prepare_graph
 from toolkit.progress import Progress, silent
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
+from toolkit.quantize.int4 import quantize_int4
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
 from toolkit.quantize.ranges.data import Source
@@ -34,6 +35,8 @@ from toolkit.quantize.ranges.measure import (
     measure_ranges,
     with_model,
 )
+from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.ranges.steps import samples_of
 from toolkit.quantize.ranges.table_file import (
     fit_table,
     plain_notes,
@@ -64,6 +67,8 @@ def run_frontend(
     front = read_model(model, target, options, report, batch=batch, assume_ranges=assume_ranges)
     report("rewrite", 0.0)
     front = _with_ranges(front)
+    if options.int4_weights is not None and options.data is not None:
+        front = _with_int4(front, options.int4_weights, options.data)
     if not options.kernels or target.profile.gpu is None:
         return front
     from toolkit.gpu.data_dependent_shapes.rewrite import ROW_PASSES
@@ -77,6 +82,15 @@ def run_frontend(
     prepared = replace(front.prepared, model=bounded)
     front = replace(front, prepared=prepared, notes=(*front.notes, *notes))
     return replace(front, wide=_wide(front))
+
+
+def _with_int4(front: Frontend, block: int, data: Source) -> Frontend:
+    """Give large products weights of 4 bits, by what the model computes on the data."""
+    front.report("calibrate", 0.0)
+    graph, options = front.prepared.model, with_model(front.options.ranges, front.imported)
+    made = quantize_int4(graph, samples_of(graph, data, options), block, ActivationRunner)
+    prepared = replace(front.prepared, model=made.model)
+    return replace(front, prepared=prepared, notes=(*front.notes, made.note))
 
 
 def _wide(front: Frontend) -> Mapping[str, BeyondHalf]:

@@ -40,7 +40,8 @@ class BuildOptions:
     or both ("auto"), of which the board keeps the faster.
     `preprocess_on` "gpu": with kernels that make the input of camera frames (`toolkit.gpu.frames`).
     `node_times`: those of boards, which the plan takes before predicted ones. `notes`: on where
-    times come from, for the report.
+    times come from, for the report. `int4_weights`: large products get weights of 4 bits in blocks
+    of so many of the depth, chosen by `data` (`toolkit.quantize.int4`), in an engine of FP16.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -63,3 +64,4 @@ class BuildOptions:
     preprocess_on: Literal["cpu", "gpu"] = "cpu"
     node_times: Measured | None = None
     notes: tuple[str, ...] = ()
+    int4_weights: Literal[32, 128] | None = None

@@ -18,11 +18,13 @@ from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_m
 from toolkit.partition.prepare_graph import Prepared
 from toolkit.plugins.functions import give_shapes
 from toolkit.progress import Progress, silent
+from toolkit.quantize.qdq.blocks import import_blocks
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
 KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make the engine INT8"
+_BLOCKS = "read as they are by FP16 kernels from sm_80 on, and as floating point by all else"
 
 
 def read_model(
@@ -40,10 +42,12 @@ def read_model(
     the precision that is asked for.
     """
     _refuse_two_sources(options)
+    _refuse_int4(options)
     report("import", 0.0)
     if not isinstance(model, OpenModel):
         model = open_model(model, plugins=options.plugins, report=report)
     imported = sized(model, shapes=options.shapes, dims=options.dims, batch=batch)
+    imported = _with_blocks(imported, options)
     plain, qdq_notes = _plain(imported, options)
     imported = replace(imported, notes=imported.notes + qdq_notes)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
@@ -57,6 +61,15 @@ def read_model(
     return Frontend(options, target, imported, graph, passes, plain, plan, report, prepared)
 
 
+def _with_blocks(imported: ImportedModel, options: BuildOptions) -> ImportedModel:
+    """Return the model with its weights of 4 bits in blocks as constants, and a note on them."""
+    blocks = import_blocks(imported.model, keep_qdq=_wants_int8(options))
+    notes = blocks.notes
+    if blocks.weights:
+        notes = (f"weights of 4 bits in blocks: {blocks.weights}, {_BLOCKS}", *notes)
+    return replace(imported, model=blocks.model, notes=imported.notes + notes)
+
+
 def _plain(
     imported: ImportedModel, options: BuildOptions
 ) -> tuple[PlainModel | None, tuple[str, ...]]:
@@ -67,9 +80,7 @@ def _plain(
     """
     if not has_qdq(imported.model):
         return None, ()
-    if options.precision in ("int8", "best") or (
-        options.precision is None and _has_ranges(options)
-    ):
+    if _wants_int8(options):
         return import_qdq(imported.model, any_weight_scale=True, any_zero_point=True), ()
     if options.precision is not None:
         return None, (f"the Q/DQ of the model stay as they are, beside {options.precision}",)
@@ -95,6 +106,30 @@ def _refuse_two_sources(options: BuildOptions) -> None:
         )
 
 
+def _refuse_int4(options: BuildOptions) -> None:
+    if options.int4_weights is None:
+        return
+    if options.precision not in (None, "fp16"):
+        raise BuildError(
+            f"INT4 weights are those of FP16 engines, not of {options.precision}: leave out one of "
+            "`tandem build --int4-weights` and --precision."
+        )
+    if options.data is None:
+        raise BuildError(
+            "INT4 weights are chosen by what the model computes on samples: give some with "
+            "`tandem build --data`."
+        )
+
+
+def _wants_int8(options: BuildOptions) -> bool:
+    """Whether INT8 is asked for, by its name or by ranges."""
+    if options.int4_weights is not None:
+        return False
+    return options.precision in ("int8", "best") or (
+        options.precision is None and _has_ranges(options)
+    )
+
+
 def _has_ranges(options: BuildOptions) -> bool:
     return options.data is not None or options.table is not None or options.dummy_ranges
 
@@ -110,6 +145,8 @@ def _precision(
 ) -> Precision:
     has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
+    if options.int4_weights is not None:
+        default = "fp16"
     requested = options.precision
     choices = (*get_args(Precision), "best")
     if requested is not None and requested not in choices:

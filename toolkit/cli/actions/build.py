@@ -69,6 +69,7 @@ def _library_options(options: Build, workers: Workers | None) -> BuildOptions:
         save_table=options.ranges.save_table,
         dummy_ranges=options.ranges.dummy_ranges,
         accept_loss=options.calibration.accept_loss,
+        int4_weights=options.int4_weights,
         shapes=shapes,
         dims=dims,
         plan=plan_options(options.objective, options.plan),

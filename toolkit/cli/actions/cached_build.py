@@ -180,7 +180,8 @@ def _refuse_unused(options: Build) -> None:
     dummy_ranges = options.ranges.dummy_ranges
     sources = (("--data", options.data), ("--table", table), ("--dummy-ranges", dummy_ranges))
     for option, value in sources:
-        if value and options.precision not in (None, "int8", "best"):
+        chooses_int4 = option == "--data" and options.int4_weights is not None
+        if value and options.precision not in (None, "int8", "best") and not chooses_int4:
             raise click.UsageError(
                 f"{option} gives INT8 its ranges; --precision {options.precision} has no use for "
                 "it."

@@ -37,6 +37,10 @@ def _parse_dims(values: tuple[str, ...]) -> tuple[DimRange, ...]:
     return tuple(ranges)
 
 
+def _parse_block(value: str | None) -> int | None:
+    return None if value is None else int(value)
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """INT8 ranges that are there already, or kept for another build."""
@@ -71,6 +75,11 @@ class Build:
         "best: INT8, except for nodes that are faster or more accurate in FP16. "
         "[default: int8 with --data or --table and of a Q/DQ model, else fp16; fp32 without a GPU]",
         group="Precision", type=click.Choice(["fp32", "fp16", "int8", "best"]),
+    )  # fmt: skip
+    int4_weights: Literal[32, 128] | None = option(
+        "FP16, but weights of products of at least 1024 x 1024 have 4 bits, with a scale for so "
+        "many of the depth, chosen by --data.",
+        group="Precision", type=click.Choice(["32", "128"]), parse=_parse_block,
     )  # fmt: skip
     data: Path | None = option("Images, a video, .npy or .npz samples.", group="Calibration")
     calibration: CalibrationOptions = part("Calibration")

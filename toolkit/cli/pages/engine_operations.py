@@ -2,7 +2,8 @@
 
     roofline = max(2 multiply-accumulates / matrix rate, bytes / memory bandwidth)
 
-Bytes are those of weights and of the tensors that enter and leave the operation, each once. Rates
+Bytes are those of weights and of the tensors that enter and leave the operation, each once; INT4
+weights count half a byte, without their scales. Rates
 are the profile's, at its highest clocks. `tandem bench --profile --json` on a board gives the times
 that stand beside them.
 """
@@ -26,6 +27,7 @@ from toolkit.gpu.schedule.occupancy import Limit, Occupancy, occupancy
 from toolkit.partition.costs.bytes import tensor_bytes
 
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # what matrix units compute
+INT4_KERNELS = frozenset({"int4_gemm", "int4_matrix_vector"})  # of weights of 4 bits
 _NARROW_FIRST: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 _L2_BYTES = {87: 4 << 20}  # NVIDIA Jetson AGX Orin Series Technical Brief (2022): 4 MB of the GPU
 
@@ -118,13 +120,21 @@ def operation_rows(engine: Engine, times: Sequence[Layer] = ()) -> tuple[Operati
                 used = {precisions[node] for node in op.nodes if node in precisions}
                 narrow: Precision = next((name for name in _NARROW_FIRST if name in used), "fp32")
                 later = any(set(op.nodes) <= set(one.nodes) for one in cuda.works[at + 1 :])
-                work = _work(() if later else op.nodes, tensors, narrow, cuda.sm, facts.profile)
+                kernels = tuple(cuda.kernels[one.kernel].function for one in launches)
+                work = _work(
+                    () if later else op.nodes,
+                    tensors,
+                    narrow,
+                    cuda.sm,
+                    facts.profile,
+                    int4=not INT4_KERNELS.isdisjoint(kernels),
+                )
                 measured_us = timed[at].time_ms * 1e3 if timed else None
                 rows.append(
                     OperationRow(
                         segment=segment.name,
                         nodes=op.nodes,
-                        kernels=tuple(cuda.kernels[one.kernel].function for one in launches),
+                        kernels=kernels,
                         tactic=tactic,
                         tactics=len(op.tactics),
                         resources=_resources(cuda, launches, point, facts.profile),
@@ -176,6 +186,8 @@ def _work(
     precision: Precision,
     sm: int,
     profile: Profile | None,
+    *,
+    int4: bool = False,
 ) -> Work:
     """Return the operations and bytes of a group of nodes, and the time that they need at least."""
     group = [tensors.views[name] for name in nodes if name in tensors.views]
@@ -185,7 +197,9 @@ def _work(
         for tensor in view.inputs:
             source = "" if tensor is None else tensors.source(tensor.name)
             if tensor is not None and source not in own:
-                moved[source] = tensor_bytes(tensor, precision) or 0
+                halves = int4 and view.op in PRODUCTS and tensor is view.inputs[1]
+                size = (tensor.elements or 0) // 2 if halves else tensor_bytes(tensor, precision)
+                moved[source] = size or 0
         for tensor in view.outputs:
             if tensors.readers.get(tensor.name, {""}) - set(nodes):
                 moved[tensor.name] = tensor_bytes(tensor, precision) or 0

@@ -23,11 +23,13 @@ def read_epilogue(
     bias: str,
     columns: int,
     int8: Int8Epilogue | None = None,
+    *,
+    factors: Array | None = None,
 ) -> tuple[Epilogue, str | None]:
     """Return the epilogue of a group's product, and the name of its residual.
 
     A constant `bias`, one number or one for each of `columns`, is packed in FP32; that of a
-    convolution may be computed while running.
+    convolution may be computed while running. `factors`: of the columns of a product in floats.
     Raises NotCoveredError: another bias.
     """
     op = group.root_operation
@@ -44,13 +46,17 @@ def read_epilogue(
                 f"node {op.name!r} ({op.kind}) adds {list(values.shape)}; kernels take one number "
                 f"for each of {columns} columns"
             )
-        packed = ctx.weights.pack(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
+        terms = np.broadcast_to(values.reshape(-1), (columns,))
+        terms = terms if factors is None else terms / factors
+        packed = ctx.weights.pack(terms, "float32")
+    if factors is not None:
+        scale = ctx.weights.pack(factors, "float32")
     expression = ctx.expression(op.outputs[0], group.after)
     residual = expression.operands[1] if len(expression.operands) > 1 else None
     ops, scalars = expression.ops, None
     if int8 is not None:
-        ops, factors = extract_scalars(ops)
-        scalars = ctx.weights.pack(np.array(factors), "float32") if factors else None
+        ops, numbers = extract_scalars(ops)
+        scalars = ctx.weights.pack(np.array(numbers), "float32") if numbers else None
     return Epilogue(ops, packed, scale, scalars), residual
 
 

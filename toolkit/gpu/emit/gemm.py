@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.emit.context import LoweringContext, Numbers
 from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.emit.epilogue import read_epilogue, weight_matrix
+from toolkit.gpu.emit.int4_gemm import Int4Weights, add_int4_gemm, int4_weights
 from toolkit.gpu.emit.int8_gemm import Int8Epilogue, int8_factors, int8_weights
 from toolkit.gpu.emit.tiled_gemm import add_gemm
 from toolkit.gpu.errors import NotCoveredError
@@ -38,6 +39,12 @@ def emit_gemm(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     weights, transposed = ctx.network.constants[op.inputs[1]], bool(op.integer("transB", 0))
     depth, columns = reversed(weights.shape) if transposed else weights.shape
+    int4 = int4_weights(ctx, op, transposed=transposed)
+    if int4 is not None:
+        left = ctx.read(op.inputs[0], "float")
+        left = left.permuted((1, 0)) if op.integer("transA", 0) else left
+        _add(ctx, group, left, _matrix(int4, depth, columns), int4=int4)
+        return
     int8 = int8_weights(ctx, op, 0 if transposed else 1, columns, depth)
     numbers: Numbers = "int8 or float" if int8 else "float"
     left = ctx.read(op.inputs[0], numbers, floats=ctx.float_type(*op.inputs[:2]))
@@ -64,20 +71,35 @@ def emit_matmul(ctx: LoweringContext, group: Group) -> None:
     floats = ctx.float_type(*op.inputs[:2])
     left = ctx.read(op.inputs[0], numbers, floats=floats)
     constant = ctx.network.constants.get(op.inputs[1])
-    if constant is not None and constant.ndim == 2:
+    int4 = int4_weights(ctx, op, transposed=False)
+    if int4 is not None:
+        right = _matrix(int4, depth, columns)
+    elif constant is not None and constant.ndim == 2:
         right = weight_matrix(ctx, constant, left.dtype)
     else:
         right = ctx.read(op.inputs[1], numbers, floats=floats)
-    _add(ctx, group, left, right, int8)
+    _add(ctx, group, left, right, int8, int4=int4)
+
+
+def _matrix(int4: Int4Weights, depth: int, columns: int) -> View:
+    """Return the weights as a matrix, whose strides no kernel reads."""
+    return replace(int4.words, shape=(depth, columns), strides=(1, depth))
 
 
 def _add(
-    ctx: LoweringContext, group: Group, left: View, right: View, int8: Int8Epilogue | None
+    ctx: LoweringContext,
+    group: Group,
+    left: View,
+    right: View,
+    int8: Int8Epilogue | None = None,
+    *,
+    int4: Int4Weights | None = None,
 ) -> None:
     """Add the product of two views of any rank, as numpy.matmul."""
     op = group.root_operation
     columns = (ctx.network.shapes[op.outputs[0]] or (1,))[-1]
-    epilogue, residual_name = read_epilogue(ctx, group, op.input(2), columns, int8)
+    factors = None if int4 is None else int4.factors
+    epilogue, residual_name = read_epilogue(ctx, group, op.input(2), columns, int8, factors=factors)
     y = ctx.output_view(group.result, _order(ctx, group.result, left, right))
     if y.strides and y.strides[-1] != 1:
         raise NotCoveredError(f"node {group.nodes[0]!r} writes columns apart from each other")
@@ -87,7 +109,11 @@ def _add(
         left, y = (view.permuted((*order, len(order))) for view in (left, y))
         residual = residual and residual.permuted((*order, len(order)))
     batched = _with_batches(ctx, _as_matrices(left, right, y, residual))
-    add_gemm(ctx, group.nodes, _problem(batched, epilogue))
+    problem = _problem(batched, epilogue)
+    if int4 is None:
+        add_gemm(ctx, group.nodes, problem)
+    else:
+        add_int4_gemm(ctx, group.nodes, problem, int4)
 
 
 def _problem(operands: _Operands, epilogue: Epilogue) -> GemmProblem:

@@ -90,7 +90,7 @@ class Epilogue:
     """Element-wise work on the accumulators: y = ops((sum + bias) * scale, residual).
 
     INT8 products have `scale`, float32 for each column, an int32 `bias`, and `scalars`, the factors
-    of `ops`. All other products have no scale.
+    of `ops`. Products with weights of 4 bits have `scale`, and all others have none.
     """
 
     ops: tuple[ExprOp, ...]

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.shapes.inference import Known, Trace, infer_sizes
 from toolkit.gpu.shapes.sizes import upper_bound
+from toolkit.graph.block_weights import BlockTensor
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -85,7 +86,8 @@ class Network:
 
     `shapes` and `dtypes` hold every tensor that is not constant; `constants` the others, and
     `integers` those of them that were given as integers. `scales`: tensors of real numbers that
-    lie on the grid of INT8 with this scale (`toolkit.gpu.passes.quantized`).
+    lie on the grid of INT8 with this scale (`toolkit.gpu.passes.quantized`). `blocks`: constants
+    that were given as integers of 4 bits in blocks; what a pass computes of them is another one.
     """
 
     operations: tuple[Operation, ...]
@@ -96,6 +98,7 @@ class Network:
     constants: Mapping[str, Array]
     integers: Mapping[str, IntegerConstant] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
+    blocks: Mapping[str, BlockTensor] = field(default_factory=dict)
 
 
 ROWS_DOMAIN = "tandem.rows"  # of operators that graph passes write (data_dependent_shapes)
@@ -195,6 +198,11 @@ def read_network(
         tensors.shapes,
         tensors.dtypes,
         tensors.constants,
+        blocks={
+            name: value.const_value
+            for name, value in segment.graph.initializers.items()
+            if isinstance(value.const_value, BlockTensor)
+        },
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from calibration.budget import BudgetResult
 from calibration.calibrate import Checkpoint, Observation
 from calibration.channels import ChannelWatch, Run
-from calibration.dataset import Sample, memory_dataset
+from calibration.dataset import Dataset, Sample, memory_dataset
 from calibration.errors import CalibrationError
 from calibration.state import read_state
 from toolkit.progress import Progress
@@ -131,16 +131,29 @@ def opened(
 ) -> Job:
     """Open the samples, some of them held out; in two halves if they decide anything."""
     switches = (options.switch(options.equalise), options.switch(options.correct_biases))
-    specs = input_specs(graph)
-    preprocessing = preprocessing_of(source, specs, options.preprocess, options.suggested)
-    config = None if preprocessing is None else preprocessing.config
+    preprocessing = _preprocessing(graph, source, options)
     data = Split(
-        open_data(source, specs, config, options.samples),
+        samples_of(graph, source, options),
         options.search or switches != ("off", "off"),
         affordable_samples(graph, MAX_VALIDATION, MIN_SAMPLES // 2),
     )
     tensors = calibrated_tensors(graph)
     return Job(graph, tensors, source, preprocessing, data, options, model_sha256, report)
+
+
+def samples_of(graph: ir.Model, source: Source, options: RangeOptions) -> Dataset:
+    """Open the samples, at most as many as the options say.
+
+    Raises TandemError: the data do not fit the inputs of the graph.
+    """
+    preprocessing = _preprocessing(graph, source, options)
+    config = None if preprocessing is None else preprocessing.config
+    return open_data(source, input_specs(graph), config, options.samples)
+
+
+def _preprocessing(graph: ir.Model, source: Source, options: RangeOptions) -> Decision | None:
+    specs = input_specs(graph)
+    return preprocessing_of(source, specs, options.preprocess, options.suggested)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,170 @@
+"""`tandem build --int4-weights`: which products get weights of 4 bits, and what that loses."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from cli_fixtures import invoke
+from onnx import helper, numpy_helper
+
+from device.runtime.session import open_session
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.errors import BuildError
+from toolkit.graph.block_weights import BlockTensor
+from toolkit.graph.passes import run_passes
+from toolkit.quantize.int4 import quantize_int4
+from toolkit.quantize.ranges.observe import ActivationRunner
+
+SIZE = 1024
+
+
+def _model(rng: np.random.Generator) -> onnx.ModelProto:
+    """A normalization read by two products, a Gemm of what is no normalization, a small product.
+
+    Some channels of the normalization are 30 times as large as the others.
+    """
+    gamma = np.where(np.arange(SIZE) % 64 == 5, 30, 1).astype(np.float32)
+    constants: dict[str, np.ndarray] = {
+        "gamma": gamma,
+        "beta": rng.normal(size=SIZE).astype(np.float32) / 10,
+        "q": _weights(rng, SIZE, SIZE),
+        "k": _weights(rng, SIZE, SIZE),
+        "g": _weights(rng, SIZE, SIZE),
+        "b": rng.normal(size=SIZE).astype(np.float32),
+        "small": _weights(rng, SIZE, 16),
+    }
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["n"], "norm", axis=-1),
+        helper.make_node("MatMul", ["n", "q"], ["nq"], "query"),
+        helper.make_node("MatMul", ["n", "k"], ["nk"], "key"),
+        helper.make_node("Mul", ["nq", "nk"], ["m"], "join"),
+        helper.make_node("Gemm", ["m", "g", "b"], ["h"], "gemm", transB=1),
+        helper.make_node("MatMul", ["h", "small"], ["y"], "last"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "block",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, SIZE])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 16])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return np.asarray(rng.normal(size=shape) / shape[0] ** 0.5, np.float32)
+
+
+def _graph(proto: onnx.ModelProto) -> ir.Model:
+    return run_passes(ir.from_proto(proto))[0]
+
+
+def _samples(rng: np.random.Generator, count: int = 6) -> list[dict[str, np.ndarray]]:
+    return [{"x": rng.normal(size=(4, SIZE)).astype(np.float32)} for _ in range(count)]
+
+
+def _error(model: ir.Model, truth: ir.Model, samples: list[dict[str, np.ndarray]]) -> float:
+    def outputs(one: ir.Model) -> np.ndarray:
+        run = ActivationRunner(one, ["y"])
+        return np.concatenate([run(sample)["y"] for sample in samples])
+
+    expected = outputs(truth)
+    return float(np.linalg.norm(outputs(model) - expected) / np.linalg.norm(expected))
+
+
+def _blocks(model: ir.Model) -> dict[str, BlockTensor]:
+    tensors = ((node.name, node.inputs[1]) for node in model.graph if len(node.inputs) > 1)
+    constants = ((str(name), value.const_value) for name, value in tensors if value is not None)
+    return {name: tensor for name, tensor in constants if isinstance(tensor, BlockTensor)}
+
+
+def test_scaled_channels_lose_less_than_plain_rounding(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _graph(_model(rng))
+    samples, fresh = _samples(rng), _samples(rng)
+    scaled = quantize_int4(model, samples, 32, ActivationRunner)
+    monkeypatch.setattr("toolkit.quantize.int4.GRID", (0.0,))
+    plain = quantize_int4(model, samples, 32, ActivationRunner)
+    assert (scaled.products, plain.products, plain.scaled) == (3, 3, 0)
+    assert scaled.scaled >= 2
+    errors = [_error(one.model, model, fresh) for one in (scaled, plain)]
+    assert errors[0] < 0.8 * errors[1]
+    assert scaled.losses["y"] == pytest.approx(errors[0], rel=0.3)
+    assert set(_blocks(scaled.model)) == {"query", "key", "gemm"}
+    assert _blocks(scaled.model)["gemm"].transposed
+    # The normalization takes the factors of what only its products read: no node is added there.
+    kinds = [node.op_type for node in scaled.model.graph]
+    assert kinds[:3] == ["LayerNormalization", "MatMul", "MatMul"]
+    half_bytes, scale_bytes = SIZE * SIZE // 2, 8 * SIZE * SIZE // 32
+    assert scaled.bytes == 3 * (half_bytes + scale_bytes)
+    assert scaled.plain_bytes == 3 * 2 * SIZE * SIZE
+
+
+def test_factors_that_nothing_takes_are_a_product_of_their_own(rng: np.random.Generator) -> None:
+    proto = _model(rng)
+    proto.graph.output.append(helper.make_tensor_value_info("n", onnx.TensorProto.FLOAT, [4, SIZE]))
+    model, samples = _graph(proto), _samples(rng)
+    made = quantize_int4(model, samples, 32, ActivationRunner)
+    kinds = [node.op_type for node in made.model.graph]
+    assert kinds[:4] == ["LayerNormalization", "Mul", "MatMul", "MatMul"]
+    assert made.losses["n"] == 0
+    assert _error(made.model, model, samples) < 0.2
+
+
+@pytest.mark.parametrize("precision", [[], ["--precision", "fp16"]])
+def test_an_engine_has_the_weights_and_says_what_they_lose(
+    precision: list[str], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    proto, data = _model(rng), tmp_path / "data.npz"
+    onnx.save(proto, tmp_path / "m.onnx")
+    samples = _samples(rng)
+    np.savez(data, x=np.stack([sample["x"] for sample in samples]))
+    arguments = ["build", str(tmp_path / "m.onnx"), "--profile", "orin-nano-8gb", "--json"]
+    arguments += [
+        "--data",
+        str(data),
+        "--int4-weights",
+        "128",
+        "-o",
+        str(tmp_path / "e"),
+        *precision,
+    ]
+    report: Mapping[str, Any] = json.loads(invoke(*arguments).stdout)
+    assert report["manifest"]["provenance"]["precision"] == "fp16"
+    assert any("INT4 weights of 3 products: " in note for note in report["notes"])
+    with open_session(tmp_path / "e") as session:
+        actual = session.infer(samples[0])["y"]
+    expected = ActivationRunner(ir.from_proto(proto), ["y"])(samples[0])["y"]
+    assert np.linalg.norm(actual - expected) < 0.2 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"precision": "int8"}, "INT4 weights are those of FP16 engines, not of int8"),
+        ({"data": None}, "INT4 weights are chosen by what the model computes on samples"),
+    ],
+)
+def test_options_that_contradict_it_are_refused(
+    change: dict[str, Any], words: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    onnx.save(_model(rng), tmp_path / "m.onnx")
+    options = replace(BuildOptions(int4_weights=32, data=_samples(rng)), **change)
+    with pytest.raises(BuildError, match=words):
+        build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
+
+
+def test_a_model_without_large_products_is_refused(rng: np.random.Generator) -> None:
+    model = _graph(_model(rng))
+    for node in list(model.graph)[:5]:
+        if node.op_type in ("MatMul", "Gemm"):
+            node.op_type = "Custom"
+    with pytest.raises(BuildError, match="weight of at least 1024 x 1024, and the model has none"):
+        quantize_int4(model, _samples(rng), 32, ActivationRunner)
