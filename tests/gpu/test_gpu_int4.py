@@ -12,7 +12,7 @@ import pytest
 from gpu_graphs import ORIN, Case, node, normal
 from ml_dtypes import int4, uint4
 
-from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.compile_kernels import compile_kernels
 from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.lower import KernelProgram, lower_segment
