@@ -170,7 +170,7 @@ def test_nothing_is_kept_where_all_targets_are_met_or_a_method_is_named(
 
 def test_a_build_says_what_the_kept_nodes_cost(tmp_path: Path, rng: np.random.Generator) -> None:
     path, out = lopsided(tmp_path / "m.onnx", rng), tmp_path / "m.engine"
-    options = BuildOptions(data=samples(rng, 8), ranges=PLAIN, kernels=False)
+    options = BuildOptions("int8", data=samples(rng, 8), ranges=PLAIN, kernels=False)
     result = build_engine(path, "orin-nano-8gb", out, options)
     (note,) = [note for note in result.notes if "kept in floating point" in note]
     assert "us a frame predicted" in note
