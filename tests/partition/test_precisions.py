@@ -1,5 +1,6 @@
 """Which kernels are INT8: the least time in all, at its limits and one step beyond."""
 
+from collections.abc import Iterable, Sequence
 from itertools import chain, combinations
 
 import numpy as np
@@ -16,7 +17,14 @@ from toolkit.partition.solver.precisions import (
 NONE = frozenset[str]()
 
 
-def tensor(maker="", readers="", *, half_read=False, copy_us=0.0, wider_us=0.0):
+def tensor(
+    maker: str = "",
+    readers: Iterable[str] = "",
+    *,
+    half_read: bool = False,
+    copy_us: float = 0.0,
+    wider_us: float = 0.0,
+) -> StoredTensor:
     return StoredTensor(maker, frozenset(readers), half_read, copy_us, wider_us)
 
 
@@ -62,7 +70,9 @@ def test_an_island_goes_back_as_a_whole(copy_us: float, in_int8: str) -> None:
     assert choose_int8(kernels, [], 0.0) == {"a"}
 
 
-def cost(kernels, tensors, in_int8):
+def cost(
+    kernels: Sequence[KernelTimes], tensors: Sequence[StoredTensor], in_int8: frozenset[str]
+) -> float:
     """Added up as the module's docstring says it."""
     total = sum(k.int8_us if k.name in in_int8 else k.half_us for k in kernels)
     for row in tensors:
@@ -72,7 +82,7 @@ def cost(kernels, tensors, in_int8):
     return total
 
 
-def least(kernels, tensors):
+def least(kernels: Sequence[KernelTimes], tensors: Sequence[StoredTensor]) -> float:
     names = [kernel.name for kernel in kernels]
     subsets = chain.from_iterable(combinations(names, n) for n in range(len(names) + 1))
     return min(cost(kernels, tensors, frozenset(subset)) for subset in subsets)

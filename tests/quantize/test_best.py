@@ -161,6 +161,21 @@ def test_a_second_copy_of_an_operand_counts(tmp_path: Path, rng: np.random.Gener
     assert int8_us < 0.98 * half_us < int8_us + to_convert_us
 
 
+def test_a_gate_reads_either_type(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The Mul of squeeze-and-excitation has no INT8 arithmetic, and may read INT8."""
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], name="before", pads=[1] * 4),
+        helper.make_node("GlobalAveragePool", ["a"], ["p"], name="pool"),
+        helper.make_node("Sigmoid", ["p"], ["g"], name="curve"),
+        helper.make_node("Mul", ["a", "g"], ["m"], name="gate"),
+        helper.make_node("Conv", ["m", "v"], ["y"], name="after", pads=[1] * 4),
+    ]
+    weights = {"v": rng.normal(size=(256, 256, 3, 3)).astype(np.float32)}
+    sizes = [1, 256, 56, 56]
+    graph = graph_of(save(tmp_path / "m.onnx", nodes, {"x": sizes}, {"y": sizes}, weights))
+    assert not {"before", "after"} & idle_on(graph, "orin-nano-8gb").keys()
+
+
 def mobilenet() -> ir.Model:
     graph, _ = run_passes(NETWORKS["mobilenet_v2"].model(1, None))
     return graph

@@ -207,7 +207,8 @@ class _Graph:
             if name not in self._on_gpu or kernel == maker:
                 continue
             if use.idx in self._operands.get(name, ()) or name in self._concats:
-                readers.add(kernel)
+                if kernel in self.candidates:  # others, as the Mul of a gate, read either type
+                    readers.add(kernel)
             elif _moves(use.node) and use.idx == 0:
                 for moved in use.node.outputs:
                     more, in_half = self._readers(moved, maker)
