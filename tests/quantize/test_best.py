@@ -260,3 +260,34 @@ def test_nodes_on_the_gpu_beside_a_dla_go_back_too(
     processors = {row.node: row.processor for row in on_dla.plan.placements}
     assert any(processor.startswith("dla") for processor in processors.values())
     assert all(processors[node] == "gpu" for node in on_dla.kept)
+
+
+def test_the_command_takes_times_of_a_board(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The second convolution measured slower in INT8; predicted, both gain."""
+    model = chain(tmp_path, rng, 256, 56, group=1)
+    times = {"int8": {"first": 40.0, "second": 90.0}, "fp16": {"first": 80.0, "second": 80.0}}
+    for precision, rows in times.items():
+        measured = {
+            "profile": "orin-nano-8gb",
+            "precision": precision,
+            "source": "a test",
+            "times": [
+                {"nodes": [name], "processor": "gpu", "time_us": time_us}
+                for name, time_us in rows.items()
+            ],
+        }
+        (tmp_path / f"{precision}.json").write_text(json.dumps(measured))
+    arguments = [str(model), "--profile", "orin-nano-8gb", "--dummy-ranges", "--json"]
+    int8, half = (["--measured", str(tmp_path / f"{name}.json")] for name in times)
+
+    def keep_float(*more: str) -> dict[str, str]:
+        result = CliRunner().invoke(build, [*arguments, *more], catch_exceptions=False)
+        kept: dict[str, str] = json.loads(result.stdout)["keep_float"]
+        return kept
+
+    assert keep_float() == keep_float(*int8) == {}
+    assert keep_float(*int8, *half) == {
+        "second": "INT8 saves nothing: 90.0 us and 0.0 us to convert, FP16 80.0 us measured"
+    }
+    twice = CliRunner().invoke(build, [*arguments, *int8, *int8])
+    assert "hold times in int8: give one for each precision" in str(twice.exception)
