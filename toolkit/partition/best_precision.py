@@ -3,9 +3,8 @@
 A node stays in floating point
 
 1. where INT8 saves nothing: its kernel, with the conversions that its INT8 takes, saves less than
-   MIN_GAIN of its time in FP16 (`toolkit.partition.solver.precisions`). So is every build for
-   whose nodes INT8 was not asked for by `--precision int8`. Nodes on a DLA stay INT8, which it is
-   made for;
+   MIN_GAIN of its time in FP16 (`toolkit.partition.solver.precisions`). `--precision int8` leaves
+   this out. Nodes on a DLA stay INT8, which it is made for;
 2. with "best", where the budget asks for it (`calibration.budget`); by default the noise of INT8
    may have 1 % of the power of the signal at every output.
 """
@@ -21,7 +20,7 @@ from device.engine.manifest import Precision
 from device.profile import Profile
 from toolkit.graph.node_view import TensorView, views
 from toolkit.partition.costs.measured import Measured
-from toolkit.partition.costs.model import CostModel
+from toolkit.partition.costs.model import Bound, CostModel
 from toolkit.partition.solver.precisions import (
     Island,
     KernelTimes,
@@ -66,7 +65,7 @@ def idle_nodes(
     kernels, tensors = graph.kernels(), tuple(graph.tensors())
     in_int8 = choose_int8(kernels, tensors, MIN_GAIN)
     return {
-        node: _reason(island, measured=costs.int8.node(island.kernels[0], "gpu").bound_by)
+        node: _reason(island, costs.int8.node(island.kernels[0], "gpu").bound_by)
         for island in islands_in_half(kernels, tensors, in_int8)
         for kernel in island.kernels
         for node in graph.candidates[kernel]
@@ -84,13 +83,13 @@ def int8_on_gpu(model: ir.Model, nodes: GpuNodes) -> frozenset[str]:
     )
 
 
-def _reason(island: Island, measured: str) -> str:
+def _reason(island: Island, bound_by: Bound) -> str:
     count = len(island.kernels)
     together = f" of {count} kernels together" if count > 1 else ""
     return (
         f"INT8{together} saves nothing: {island.int8_us:.1f} us and {island.conversions_us:.1f} us "
         f"to convert, FP16 {island.half_us:.1f} us "
-        f"{'measured' if measured == 'measured' else 'predicted'}"
+        f"{'measured' if bound_by == 'measured' else 'predicted'}"
     )
 
 
