@@ -455,7 +455,7 @@ def test_what_a_convolution_writes_for_a_silu_or_as_an_output_has_its_range(
     data = samples(rng)
     forced = Forced(dla=("all",)) if place == "dla" else Forced(gpu=("all",))
     options = BuildOptions(
-        kernels=False, data=data, plan=PlanOptions(forced=forced), accept_loss=True,
+        "int8", kernels=False, data=data, plan=PlanOptions(forced=forced), accept_loss=True,
         gpu_backend="cuda" if place == "dla" else "both",
     )  # fmt: skip
     build_engine(model, "agx-orin-64gb", tmp_path / "m.engine", options)

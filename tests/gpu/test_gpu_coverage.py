@@ -399,7 +399,7 @@ def test_what_crosses_in_an_int8_engine_is_int8_and_changes_no_bit(
 ) -> None:
     model = two_halves(tmp_path / "m.onnx", rng)
     samples = [{"x": rng.normal(size=(1, 16, 64, 64)).astype(np.float32)} for _ in range(2)]
-    options = BuildOptions(data=samples, ranges=RangeOptions("minmax"))
+    options = BuildOptions("int8", data=samples, ranges=RangeOptions("minmax"))
     cut_one = build_engine(model, PROFILE, tmp_path / "cut.engine", options)
     monkeypatch.setattr(segments, "has_compiler", lambda: False)
     whole = build_engine(model, PROFILE, tmp_path / "whole.engine", options)

@@ -66,6 +66,7 @@ BUILD: Sequence[ArgumentName] = (
     _row("table", "calibration"),
     _row("plugin", "BuildOptions(plugins=...)"),
     _row("accept-loss", "BuildOptions(accept_loss=True)"),
+    _row("measured", "BuildOptions(node_times=...)"),
     _row("method", rf'{_RANGES}(method="\1")', r" (\w+)"),
     *_COMMON,
 )

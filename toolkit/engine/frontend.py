@@ -3,7 +3,7 @@
 All that plans, builds or calibrates comes through `run_frontend`, so that all decide alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf, beyond_half
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
-from toolkit.partition.best_precision import best_options, idle_nodes
+from toolkit.partition.best_precision import GpuNodes, best_options, idle_nodes
 from toolkit.partition.prepare_graph import prepare_graph
 from toolkit.progress import Progress, silent
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
@@ -69,8 +69,10 @@ def run_frontend(
     front = _with_ranges(front)
     if options.int4_weights is not None and options.data is not None:
         front = _with_int4(front, options.int4_weights, options.data)
-    if not options.kernels or target.profile.gpu is None:
+    if target.profile.gpu is None:
         return front
+    if not options.kernels:
+        return replace(front, wide=_wide(front))
     from toolkit.gpu.data_dependent_shapes.rewrite import ROW_PASSES
 
     bounded, reports = run_passes(front.prepared.model, ROW_PASSES)
@@ -138,15 +140,15 @@ def to_measure(front: Frontend) -> tuple[Frontend, RangeOptions]:
     requested = frozenset(options.ranges.keep_float)
     front = _rewritten(front, requested)
     graph, harmed = front.prepared.model, _harmed(front)
-    floating = harmed | _idle(front)
+    front = replace(front, floating=harmed, off_dla=frozenset(harmed) - requested)
+    front = _on_gpu_alone(front, requested | harmed.keys(), None)
     range_options = replace(
         with_model(options.ranges, imported),
         on_gpu=profile.gpu is not None and profile.dla is None,
-        keep_float=requested | floating.keys(),
+        keep_float=requested | front.keep_float,
     )
     if options.precision == "best":
-        range_options = best_options(range_options, graph, floating)
-    front = replace(front, floating=floating, off_dla=frozenset(harmed) - requested)
+        range_options = best_options(range_options, graph)
     return front, range_options
 
 
@@ -161,6 +163,7 @@ def _measured(front: Frontend, data: Source) -> Frontend:
     if ranges is None:
         ranges = measure_ranges(graph, data, imported.sha256, range_options, front.report)
         known[key] = ranges
+    ranges = replace(ranges, table=_without_idle(front, ranges.table))
     if options.save_table is not None:
         write_table(Path(options.save_table), ranges.table)
     if not options.accept_loss:
@@ -204,16 +207,17 @@ def _from_table(front: Frontend, table: CalibrationTable) -> Frontend:
 def _with_table(
     front: Frontend, table: CalibrationTable, harmed: dict[str, str], notes: tuple[str, ...]
 ) -> Frontend:
-    """Keep in floating point what the table, the DLA and "best" leave there."""
+    """Keep in floating point what the table, the DLA and the GPU leave there."""
     requested = frozenset(table.keep_float)
-    floating = harmed | _idle(front)
-    return replace(
+    keep = requested | harmed.keys()
+    front = replace(
         front,
-        table=msgspec.structs.replace(table, keep_float=tuple(sorted(requested | floating.keys()))),
+        table=msgspec.structs.replace(table, keep_float=tuple(sorted(keep))),
         notes=notes,
-        floating=floating,
+        floating=harmed,
         off_dla=frozenset(harmed) - requested,
     )
+    return _on_gpu_alone(front, keep, table.tensors)
 
 
 def _notes(front: Frontend) -> tuple[str, ...]:
@@ -228,8 +232,25 @@ def _harmed(front: Frontend) -> dict[str, str]:
     return {node: f"on the DLA it would give one scale to {mix}" for node, mix in mixing.items()}
 
 
-def _idle(front: Frontend) -> dict[str, str]:
-    """Return the nodes that INT8 does not speed up, where "best" is requested, and why."""
-    if front.options.precision != "best":
-        return {}
-    return idle_nodes(front.prepared.model, front.target.profile, front.plan.power_mode)
+def _on_gpu_alone(
+    front: Frontend, keep_float: frozenset[str], ranges: Collection[str] | None
+) -> Frontend:
+    """`with_idle` where no DLA can take a node, so that the search for accuracy knows it."""
+    if front.target.profile.dla is not None:
+        return front
+    nodes = [str(node.name) for node in front.prepared.model.graph]
+    return with_idle(front, GpuNodes(nodes, keep_float, ranges))
+
+
+def with_idle(front: Frontend, nodes: GpuNodes) -> Frontend:
+    """Return a front half that knows the nodes for which INT8 saves no time on the GPU."""
+    graph, nodes = front.prepared.model, replace(nodes, times=front.node_times())
+    idle = idle_nodes(graph, nodes, front.target.profile, front.plan.power_mode)
+    return replace(front, idle=idle)
+
+
+def _without_idle(front: Frontend, table: CalibrationTable) -> CalibrationTable:
+    """Return a table for any board: what INT8 does not speed up is decided for each."""
+    asked = {*front.options.ranges.keep_float, *front.floating}
+    keep = tuple(n for n in table.keep_float if n in asked or n not in front.keep_float)
+    return msgspec.structs.replace(table, keep_float=keep)

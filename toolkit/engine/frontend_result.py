@@ -36,6 +36,8 @@ class Frontend:
     `table`: None where the precision is not INT8, or where a plan takes every tensor to have a
     range. `ranges`: how they were measured, None where they were given. `floating`: nodes that stay
     in floating point unasked, and why; `off_dla`: those of them that the DLA's ranges would harm.
+    `idle`: nodes on the GPU for which INT8 saves no time, and why, once it is known that they run
+    there.
     `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32.
     """
 
@@ -53,6 +55,7 @@ class Frontend:
     notes: tuple[str, ...] = ()
     floating: Mapping[str, str] = field(default_factory=dict)
     off_dla: frozenset[str] = frozenset()
+    idle: Mapping[str, str] = field(default_factory=dict)
     wide: Mapping[str, BeyondHalf] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
 
@@ -65,6 +68,12 @@ class Frontend:
     @property
     def keep_float(self) -> frozenset[str]:
         """The nodes that stay in floating point beside INT8."""
+        idle = frozenset(self.idle) if self.options.precision != "int8" else frozenset[str]()
+        return self.kept_off_dla | idle
+
+    @property
+    def kept_off_dla(self) -> frozenset[str]:
+        """Those of them that stay in floating point on any processor."""
         return frozenset(self.floating if self.table is None else self.table.keep_float)
 
     def kept(self) -> dict[str, str]:
@@ -74,29 +83,43 @@ class Frontend:
         ranges = self.ranges
         budget = ranges.budget if ranges is not None else None
         reasons = ranges.kept.reasons() if ranges is not None and ranges.kept is not None else {}
-        return kept_nodes(self.table.keep_float, {**self.floating, **reasons}, budget)
+        floating = {**self.idle, **self.floating, **reasons}
+        return kept_nodes(tuple(sorted(self.keep_float)), floating, budget)
 
-    def _node_times(self) -> Measured | None:
-        """Return the times of nodes that no rewrite has replaced."""
-        measured, known = self.options.node_times, {n.name for n in self.prepared.model.graph}
-        if measured is None:
-            return None
-        times = tuple(row for row in measured.times if known.issuperset(row.nodes))
-        return msgspec.structs.replace(measured, times=times)
+    def node_times(self) -> tuple[Measured, ...]:
+        """Return the measured times of nodes that no rewrite has replaced."""
+        known = {n.name for n in self.prepared.model.graph}
+        return tuple(
+            msgspec.structs.replace(
+                measured, times=tuple(row for row in measured.times if known.issuperset(row.nodes))
+            )
+            for measured in self.options.node_times
+        )
+
+    def _beyond_half(self) -> dict[str, str]:
+        """Return the nodes that read or write what FP16 does not hold, and which tensor."""
+        nodes = {}
+        for node in self.prepared.model.graph:
+            for value in (*node.inputs, *node.outputs):
+                if value is not None and str(value.name) in self.wide:
+                    nodes[str(node.name)] = f"'{value.name}' may be beyond FP16"
+        return nodes
 
     def to_plan(self, kernels: "KernelSupport") -> "Model":
         """Return the model as plans take it; `kernels`: which nodes have any."""
         from toolkit.partition.planning.plan import Model
 
+        precision = self.plan.precision
         model = Model(
             self.imported.name,
             self.prepared.model.graph,
-            keep_float=self.keep_float,
+            keep_float=self.kept_off_dla,
+            beyond_half=self._beyond_half() if precision == "fp16" else {},
             cuts=self.prepared.cuts,
             kernels=kernels,
             rewrites=self.prepared.applied,
             batching=self.batching,
-            measured=self._node_times(),
+            measured=next((t for t in self.node_times() if t.precision == precision), None),
         )
         if self.table is None:
             return model

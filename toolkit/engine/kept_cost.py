@@ -10,6 +10,7 @@ from device.profile import Profile
 from toolkit.engine.frontend import CLIPPED
 from toolkit.engine.frontend_result import Frontend
 from toolkit.graph.node_view import NodeView, views
+from toolkit.partition.best_precision import GpuNodes, gpu_costs, int8_on_gpu
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan
@@ -18,10 +19,11 @@ from toolkit.quantize.quantize import int8_nodes
 
 @dataclass(frozen=True, slots=True)
 class LayerGain:
-    """A node that could be INT8: predicted times in us, and what it does.
+    """A node that could be INT8: its times in us, and what it does.
 
-    `processor`: where it runs. `error_share`: of the error of all nodes at the outputs, each alone
-    in INT8, None where that was not measured. `kept`: why it stays in floating point, "" in INT8.
+    `processor`: where it runs. Times are predicted unless boards have measured both. `error_share`:
+    of the error of all nodes at the outputs, each alone in INT8, None where that was not measured.
+    `kept`: why it stays in floating point, "" in INT8.
     """
 
     node: str
@@ -33,7 +35,7 @@ class LayerGain:
 
 
 def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
-    """Return what INT8 gains and loses at each node; crossings and conversions are in the plan.
+    """Return what INT8 gains and loses at each node; what crosses processors is in the plan.
 
     Nothing without ranges or without a GPU, whose FP16 INT8 is compared with.
     """
@@ -41,11 +43,11 @@ def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
     if front.table is None or profile.gpu is None:
         return ()
     graph = front.prepared.model
-    int8, half = (
-        CostModel(views(graph.graph), profile, precision=precision, power_mode=plan.power_mode)
-        for precision in ("int8", "fp16")
-    )
-    kept, runs_on = front.kept(), {row.node: row.processor for row in plan.placements}
+    costs_in = gpu_costs(graph, profile, plan.power_mode, front.node_times())
+    runs_on = {row.node: row.processor for row in plan.placements}
+    on_gpu = {node for node, processor in runs_on.items() if processor == "gpu"}
+    read = int8_on_gpu(graph, GpuNodes(on_gpu, front.keep_float, front.table.tensors))
+    kept = {**dict.fromkeys(on_gpu - read, "no operand of it is read in INT8"), **front.kept()}
     search = None if front.ranges is None or front.ranges.kept is None else front.ranges.kept.search
     costs = {} if search is None else {row.node: row.cost for row in search.costs}
     total = sum(costs.values())
@@ -54,9 +56,22 @@ def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
         name = str(node.name)
         processor = runs_on[name]
         share = costs[name] / total if name in costs and 0.0 < total < math.inf else None
-        int8_us, half_us = (model.node(name, processor).time_us for model in (int8, half))
+        int8_us, half_us = (
+            costs.node(name, processor).time_us for costs in (costs_in.int8, costs_in.half)
+        )
         gains.append(LayerGain(name, processor, int8_us, half_us, share, kept.get(name, "")))
     return tuple(gains)
+
+
+def idle_notes(front: Frontend) -> tuple[str, ...]:
+    """Return a note on the nodes that INT8 does not speed up, where it was asked for."""
+    if front.table is None or not front.idle or front.options.precision != "int8":
+        return ()
+    (node, why), count = next(iter(front.idle.items())), len(front.idle)
+    return (
+        f"{count} node{'s' if count > 1 else ''} on the GPU gain{'' if count > 1 else 's'} nothing "
+        f"by INT8, such as {node} ({why}); without `tandem build --precision int8` they are FP16",
+    )
 
 
 Planner = Callable[[Frontend], Plan]

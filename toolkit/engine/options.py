@@ -23,7 +23,8 @@ class BuildOptions:
 
     `precision`: None is int8 with `data` or `table` and of a Q/DQ model, else fp16 (fp32 without a
     GPU). A Q/DQ model brings its INT8 ranges, unless there are `data`, `table` or `dummy_ranges`.
-    "best" is the same, but nodes that lose accuracy in INT8 stay in floating point
+    Nodes on the GPU stay in FP16 where INT8 saves no time, unless "int8" is asked for. "best" is
+    None, but nodes that lose accuracy in INT8 stay in floating point, too
     (`toolkit.partition.best_precision`).
     `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
     iterable of samples. `ranges`: how ranges are measured. `table`: ranges in the place of `data`.
@@ -39,9 +40,11 @@ class BuildOptions:
     `gpu_backend`: what GPU segments carry: kernels, forms for the board's TensorRT in their place,
     or both ("auto"), of which the board keeps the faster.
     `preprocess_on` "gpu": with kernels that make the input of camera frames (`toolkit.gpu.frames`).
-    `node_times`: those of boards, which the plan takes before predicted ones. `notes`: on where
-    times come from, for the report. `int4_weights`: large products get weights of 4 bits in blocks
-    of so many of the depth, chosen by `data` (`toolkit.quantize.int4`), in an engine of FP16.
+    `node_times`: those of boards, at most one value for each precision. The plan takes those of its
+    precision before predicted ones, the choice of INT8 on the GPU those of nodes measured in INT8
+    and in FP16. `notes`: on where times come from, for the report. `int4_weights`: large products
+    get weights of 4 bits in blocks of so many of the depth, chosen by `data`
+    (`toolkit.quantize.int4`), in an engine of FP16.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -62,6 +65,6 @@ class BuildOptions:
     fallback: bool = True
     gpu_backend: GpuBackendName = "cuda"
     preprocess_on: Literal["cpu", "gpu"] = "cpu"
-    node_times: Measured | None = None
+    node_times: tuple[Measured, ...] = ()
     notes: tuple[str, ...] = ()
     int4_weights: Literal[32, 128] | None = None

@@ -147,7 +147,7 @@ def _with_tensorrt(
     for segment, piece in zip(built.plan.segments, built.extracted, strict=True):
         if segment.processor != "gpu":
             continue
-        form = tensorrt_gpu_segment(piece, tensors, built.plan.precision)
+        form = tensorrt_gpu_segment(piece, tensors, built.plan.precision, front.wide)
         if isinstance(form, str):
             reasons[segment.name] = form
         else:

@@ -26,6 +26,7 @@ from toolkit.export.half import MIN_OPSET, beyond_scales, to_half
 from toolkit.export.joined_network import Network, network_of
 from toolkit.export.releases import Era, Release, profile_of, releases_of
 from toolkit.export.trtexec import Recipe, nameable, recipe
+from toolkit.gpu.beyond_half import beyond_half
 from toolkit.quantize.qdq.check import check_qdq
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.quantize import is_activation
@@ -207,7 +208,7 @@ def _typed(network: Network) -> ir.Model:
         if violations:
             raise BuildError(f"its Q/DQ break a rule of TensorRT: {violations[0]}")
     whole_on_dla = all(place.startswith("dla") for place in network.processors.values())
-    return to_half(model, half_io=whole_on_dla)
+    return to_half(model, half_io=whole_on_dla, wide=beyond_half(network.model, None))
 
 
 def _oldest(model: ir.Model, opset: int) -> ir.Model:

@@ -11,7 +11,7 @@ hardware may read 0: there nodes keep floating point (`beyond_scales`), or a cha
 whose other channels are larger gets 2^-14.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
@@ -30,10 +30,11 @@ _SCALED = ("QuantizeLinear", "DequantizeLinear")
 _MAX_HALF = float(np.finfo(np.float16).max)
 
 
-def to_half(model: ir.Model, *, half_io: bool) -> ir.Model:
+def to_half(model: ir.Model, *, half_io: bool, wide: Collection[str] = frozenset()) -> ir.Model:
     """Return a copy of a model with float16 in place of float32.
 
-    `half_io`: inputs and outputs are float16, too. `model` has Q/DQ from opset 19 on, or none.
+    `half_io`: inputs and outputs are float16, too. `wide`: tensors that FP16 does not hold; nodes
+    that read or write one compute in float32. `model` has Q/DQ from opset 19 on, or none.
     Raises BuildError: a weight is beyond float16, or the model has functions of its own.
     """
     if model.functions:
@@ -43,7 +44,8 @@ def to_half(model: ir.Model, *, half_io: bool) -> ir.Model:
             "known; export it from an engine without plugins."
         )
     copy = model.clone()
-    _Halver(copy.graph.opset_imports.get("", MIN_OPSET)).graph(copy.graph, top=not half_io)
+    opset = copy.graph.opset_imports.get("", MIN_OPSET)
+    _Halver(opset, frozenset(wide)).graph(copy.graph, top=not half_io)
     return copy
 
 
@@ -75,8 +77,8 @@ def _largest(value: ir.Value, amax: Mapping[str, float]) -> float:
 class _Halver:
     """Changes the types of one model, graph by graph."""
 
-    def __init__(self, opset: int) -> None:
-        self._opset = opset
+    def __init__(self, opset: int, wide: frozenset[str]) -> None:
+        self._opset, self._wide = opset, wide
         self._casts: dict[ir.Value, ir.Value] = {}
 
     def graph(self, graph: ir.Graph, *, top: bool) -> None:
@@ -84,11 +86,13 @@ class _Halver:
         scales = _scales(graph)
         inputs = [value for value in graph.inputs if value.dtype == _FLOAT]
         outputs = [value for value in graph.outputs if value.dtype == _FLOAT]
-        for value in graph.initializers.values():
-            _halve_constant(value, round_up=value in scales)
         nodes = list(graph)
+        for value in list(graph.initializers.values()):
+            if not self._stays_single(value):
+                _halve_constant(value, round_up=value in scales)
         for value in inputs if top else ():
-            self._cast_input(graph, value)
+            if value.name not in self._wide:
+                self._cast_input(graph, value)
         for value in () if top else inputs:
             value.type = ir.TensorType(_HALF)  # a clone shares its types
         for node in nodes:
@@ -99,6 +103,9 @@ class _Halver:
 
     def _node(self, graph: ir.Graph, node: ir.Node) -> None:
         schema = _schema(node, self._opset)
+        if self._is_single(node):
+            self._compute_single(graph, node)
+            return
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype == _HALF and not _takes_half(schema, index):
                 node.replace_input_with(index, self._single(graph, value))
@@ -108,6 +115,25 @@ class _Halver:
             if output.dtype == _FLOAT and _gives_half(schema, index) and not _typed(node):
                 output.type = ir.TensorType(_HALF)  # a clone shares its types
             elif output.dtype == _FLOAT:
+                self._halve_output(graph, output)
+
+    def _is_single(self, node: ir.Node) -> bool:
+        """Whether a node reads or writes what FP16 does not hold."""
+        tensors = (*node.inputs, *node.outputs)
+        return any(value is not None and value.name in self._wide for value in tensors)
+
+    def _stays_single(self, value: ir.Value) -> bool:
+        """Whether a constant is read by nodes in float32 alone."""
+        readers = [reader for reader, _ in value.uses()]
+        return bool(readers) and all(map(self._is_single, readers))
+
+    def _compute_single(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Let a node read and write float32, with Casts to and from its neighbours."""
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.dtype == _HALF:
+                node.replace_input_with(index, self._single(graph, value))
+        for output in node.outputs:
+            if output.dtype == _FLOAT and output.name not in self._wide:
                 self._halve_output(graph, output)
 
     def _attribute(self, node: ir.Node, attribute: ir.Attr) -> None:

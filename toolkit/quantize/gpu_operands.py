@@ -43,7 +43,7 @@ _PRODUCTS: Mapping[str, frozenset[int]] = {
 _POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
 _SUMS = frozenset({"Add", "Sum"})
 # The output holds only elements of the first operand and zeros: quantization commutes.
-_DATA_MOVEMENT = frozenset(
+DATA_MOVEMENT = frozenset(
     {"DepthToSpace", "Flatten", "Identity", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth"}
     | {"Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -121,7 +121,7 @@ class _OperandTypes:
 
     def operands(self, node: ir.Node) -> tuple[int, ...]:
         """Indices of the operands that a GPU node reads in INT8."""
-        if node.op_type in _DATA_MOVEMENT | {"Concat"}:
+        if node.op_type in DATA_MOVEMENT | {"Concat"}:
             return ()
         return tuple(
             index
@@ -141,7 +141,7 @@ class _OperandTypes:
         if node.op_type == "MaxPool":
             return self._needs_at(source).rounded and self._needs_at(node.outputs[0]).rounded
         shared = len(node.outputs) > 1 or len(source.uses()) > 1 or _beside_concat(node)
-        return node.op_type in _DATA_MOVEMENT and shared and self._needs_at(source).rounded
+        return node.op_type in DATA_MOVEMENT and shared and self._needs_at(source).rounded
 
     def _reads_int8(self, node: ir.Node, index: int, value: ir.Value) -> bool:
         needs = self._needs(node, index)
@@ -162,7 +162,7 @@ class _OperandTypes:
             return _EITHER  # the crossing decides its type
         if (
             node.domain == ""
-            and node.op_type in _DATA_MOVEMENT
+            and node.op_type in DATA_MOVEMENT
             and index == 0
             and _preserves_values(node)
         ):
@@ -198,9 +198,7 @@ class _OperandTypes:
         assert value is not None
         latest = max(operands, key=self._position_of_producer)
         producer = latest.producer()
-        fused = producer is not None and producer.op_type not in _DATA_MOVEMENT | _POOLS | {
-            "Concat"
-        }
+        fused = producer is not None and producer.op_type not in DATA_MOVEMENT | _POOLS | {"Concat"}
         return not fused or value is not latest or len(value.uses()) > 1
 
     def _position_of_producer(self, value: ir.Value) -> int:
@@ -235,7 +233,7 @@ def _beside_concat(node: ir.Node) -> bool:
     producer = None if source is None else source.producer()
     while (
         producer is not None
-        and producer.op_type in _DATA_MOVEMENT
+        and producer.op_type in DATA_MOVEMENT
         and producer.inputs[0] is not None
     ):
         producer = producer.inputs[0].producer()
@@ -245,8 +243,7 @@ def _beside_concat(node: ir.Node) -> bool:
 def _leads_to_concat(node: ir.Node) -> bool:
     readers = [use.node for value in node.outputs for use in value.uses()]
     return any(
-        reader.op_type == "Concat"
-        or (reader.op_type in _DATA_MOVEMENT and _leads_to_concat(reader))
+        reader.op_type == "Concat" or (reader.op_type in DATA_MOVEMENT and _leads_to_concat(reader))
         for reader in readers
     )
 

@@ -1,7 +1,7 @@
 """Build an engine for `tandem build`, and say what is reported of it."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 
 from calibration.table import encode_table
 from device.engine.file import open_engine
+from device.errors import ConfigError
 from toolkit.cli.actions.built import Built
 from toolkit.cli.actions.calibration import range_options
 from toolkit.cli.actions.outputs import need_folders
@@ -22,6 +23,7 @@ from toolkit.engine.report_text import build_text
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.html.page import write_page
 from toolkit.importers.source import ModelPath
+from toolkit.partition.costs.measured import Measured, load_measured
 from toolkit.partition.planning.plan_json import plan_builtins
 from toolkit.quantize.ranges.measure import Ranges
 from toolkit.quantize.ranges.report_text import (
@@ -78,7 +80,20 @@ def _library_options(options: Build, workers: Workers | None) -> BuildOptions:
         fallback=not options.no_fallback,
         gpu_backend=options.gpu_backend,
         preprocess_on=options.preprocess_on,
+        node_times=_node_times(options.measured),
     )
+
+
+def _node_times(paths: tuple[Path, ...]) -> tuple[Measured, ...]:
+    """Read files of measured times. Raises ConfigError: one cannot be read, or two are alike."""
+    times = tuple(load_measured(path) for path in paths)
+    precisions = [row.precision for row in times]
+    if twice := sorted({name for name in precisions if precisions.count(name) > 1}):
+        raise ConfigError(
+            f"Two files of `tandem build --measured` hold times in {twice[0]}: give one for each "
+            "precision."
+        )
+    return times
 
 
 def _tactic_options(options: KernelOptions) -> TacticOptions:
@@ -103,6 +118,7 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
         "notes": list(result.notes),
         "gpu": [msgspec.to_builtins(report) for report in result.gpu],
         "keep_float": dict(result.kept),
+        "gains": [asdict(gain) for gain in result.gains],
         "calibration": ranges_builtins(calibration) if calibration else None,
         "loss": judgement_builtins(result.loss) if result.loss is not None else None,
         "scale_rules": {

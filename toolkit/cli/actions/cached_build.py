@@ -104,7 +104,8 @@ def build_key(options: Build) -> str | None:
 
     Raises TandemError: a file is not there.
     """
-    if os.environ.get(REBUILD) or options.html or options.calibration.resume or options.measure_on:
+    measured = options.measure_on or options.measured
+    if os.environ.get(REBUILD) or options.html or options.calibration.resume or measured:
         return None
     preprocess = options.calibration.preprocess.preprocess
     if options.source.plugins or preprocess not in (None, *PREPROCESSINGS):
@@ -144,6 +145,8 @@ def refuse(options: Build) -> None:
         raise click.UsageError(
             "--measure-on times the kernels of fixed sizes; leave out --timing-cache and --dim."
         )
+    if options.measure_on and options.measured:
+        raise click.UsageError("--measure-on replaces --measured; give one or the other.")
 
 
 def _refuse_two_sources(options: Build) -> None:

@@ -73,7 +73,7 @@ def measure_on(
     return replace(
         build,
         tactics=replace(build.tactics, timings=timings) if timings.devices else build.tactics,
-        node_times=farm.measured(table, precision, _power_mode(boards, table)),
+        node_times=(farm.measured(table, precision, _power_mode(boards, table)),),
         notes=tuple(notes_of(farm, table)),
     )
 

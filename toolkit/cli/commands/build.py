@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from device.engine.manifest import DimRange, Precision
-from toolkit.cli.command import argument, command, json_option, option, part
+from toolkit.cli.command import PATH, argument, command, json_option, option, part
 from toolkit.cli.options.calibration import CalibrationOptions
 from toolkit.cli.options.model import (
     ModelOptions,
@@ -72,8 +72,9 @@ class Build:
         "--dim", group="Model", multiple=True, parse=_parse_dims, metavar="NAME=MIN:OPT:MAX",
     )  # fmt: skip
     precision: Precision | Literal["best"] | None = option(
-        "best: INT8, except for nodes that are faster or more accurate in FP16. "
-        "[default: int8 with --data or --table and of a Q/DQ model, else fp16; fp32 without a GPU]",
+        "int8: also of nodes on the GPU that it does not speed up; best: INT8, except for nodes "
+        "that are faster or more accurate in FP16. [default: INT8 with --data or --table and of a "
+        "Q/DQ model, except for nodes that are faster in FP16, else fp16; fp32 without a GPU]",
         group="Precision", type=click.Choice(["fp32", "fp16", "int8", "best"]),
     )  # fmt: skip
     int4_weights: Literal[32, 128] | None = option(
@@ -89,6 +90,10 @@ class Build:
         group="Plan", type=click.Choice(BUILD_GOALS), default=DEFAULT,
     )  # fmt: skip
     plan: PlanningOptions = part("Plan")
+    measured: tuple[Path, ...] = option(
+        "Node times measured on a board, a file for each precision; they replace predicted ones.",
+        group="Plan", type=PATH, multiple=True,
+    )  # fmt: skip
     kernels: KernelOptions = part("Kernels")
     measure_on: str | None = option(
         "First time tactics and nodes on farm boards of the fleet that TANDEM_FLEET names.",

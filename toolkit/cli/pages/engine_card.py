@@ -113,9 +113,10 @@ def _gains(gains: Sequence["LayerGain"]) -> list[Html]:
     ]
     saved_us = sum(row.half_us - row.int8_us for row in gains if not row.kept)
     lead = (
-        f"By the cost model, INT8 saves {saved_us:.0f} us a frame against FP16 at the nodes that "
-        "are INT8, without crossings. The error is that at the outputs with one node in INT8; it "
-        "is measured where an output misses its target."
+        f"INT8 saves {saved_us:.0f} us a frame against FP16 at the nodes that are INT8, "
+        "predicted where no board has measured both, without crossings between processors. The "
+        "error is that at the outputs with one node in INT8; it is measured where an output misses "
+        "its target."
     )
     heads = ("node", "runs on", "INT8 us", "FP16 us", "saved us", "error", "computes in")
     return [heading("What INT8 gains and loses"), paragraph(lead), table("By node", heads, rows)]

@@ -17,7 +17,7 @@ import numpy as np
 
 from device.engine.manifest import Precision, Processor
 from device.profile import Profile
-from toolkit.graph.node_view import NodeView
+from toolkit.graph.node_view import NodeView, TensorView
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.constants import (
     Constant,
@@ -181,6 +181,11 @@ class CostModel:
         """Return the cost of a node as a separate kernel."""
         kernel = alone(view)
         return self._costs_of((kernel,), processor)[0]
+
+    def pass_us(self, tensor: TensorView) -> float:
+        """Return the time of a GPU kernel that reads a tensor and writes it again."""
+        kernel = FusedKernel("pointwise", self._views[0], (), (tensor,), (tensor,))
+        return float(self._times((kernel,), "gpu").total[0])
 
     def segment_overhead_us(self, processor: Processor) -> float:
         """Return the time to start a segment: submission of a loadable on the DLA."""

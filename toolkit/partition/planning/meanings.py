@@ -16,6 +16,11 @@ MEANINGS: Mapping[str, Meaning] = {
     "K1": Meaning("INT8 costs too much accuracy at this node, so that the calibration table keeps "
         "it in floating point. What the DLA runs is INT8.",
         "Calibrate with a larger --budget, or without the node in --keep-float."),
+    "K2": Meaning("The node reads or writes values beyond 65504, the largest of FP16, in which the "
+        "DLA would compute it: they would become infinite. Samples show it, or a square, an "
+        "exponential or a sum of attention in the graph. On the GPU such values are FP32.",
+        "Nothing is wrong. Give samples with --data where the graph alone says so and your data "
+        "stay below."),
     "S1": Meaning("INT8 on the DLA needs the range of every tensor that the node reads or writes, "
         "and the table has none for this one.",
         "Calibrate with --data, or take a table that holds the tensor."),
@@ -29,6 +34,7 @@ SOURCES: Mapping[str, str] = {
     "P2": "the solver (`toolkit/partition/planning/placement.py`)",
     "F1": "the command line",
     "K1": "the calibration table (`toolkit/quantize/trials/budget.py`)",
+    "K2": "the largest FP16 (IEEE 754)",
     "S1": "TensorRT guide, INT8 on the DLA",
     "G4.cut": "rule G4",
     "compare.pair": "TensorRT DLA layer restrictions",

@@ -97,16 +97,18 @@ class Model:
     """A graph to plan: it has gone through the passes.
 
     `has_scale` says whether the calibration table holds a tensor; `keep_float` names nodes that
-    stay in floating point; `rate_hz`: how often a frame comes, None: as fast as it goes;
-    `measured`: times from a board, which go before predicted ones; `cuts`: where heads leave the
-    DLA; `kernels`: which nodes run portable, by default none; `rewrites`: those made of the graph;
-    `batching`: the frames of one run.
+    stay in floating point; `beyond_half`: nodes with values that FP16 does not hold, and which;
+    `rate_hz`: how often a frame comes, None: as fast as it goes; `measured`: times from a board,
+    which go before predicted ones; `cuts`: where heads leave the DLA; `kernels`: which nodes run
+    portable, by default none; `rewrites`: those made of the graph; `batching`: the frames of one
+    run.
     """
 
     name: str
     graph: ir.Graph
     has_scale: Callable[[str], bool] = field(default=lambda name: True)
     keep_float: frozenset[str] = frozenset()
+    beyond_half: Mapping[str, str] = field(default_factory=dict)
     rate_hz: float | None = None
     measured: Measured | None = None
     cuts: tuple[Cut, ...] = ()
@@ -312,6 +314,7 @@ def candidate_of(model: Model, profile: Profile, options: PlanOptions) -> Candid
         options.tensorrt,
         has_scale=model.has_scale,
         keep_float=model.keep_float,
+        beyond_half=model.beyond_half,
         cuts=model.cuts,
         chosen=forced_to_gpu(forced, names),
     )

@@ -4,6 +4,7 @@ What needs more than one node (loadables, sizes, whether it pays) is the solver'
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from device.engine.manifest import Precision
 from device.profile import Dla, Profile
@@ -21,6 +22,7 @@ POLICY = {
     "compare.pair": "a comparison and the Cast behind it run together",
     "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
     "K1": "nodes kept in floating point run on the GPU",
+    "K2": "nodes whose values FP16 does not hold run on the GPU",
     "S1": "INT8 on the DLA needs a scale on every input and output",
 }
 
@@ -33,13 +35,15 @@ def refusals(
     *,
     has_scale: HasScale,
     keep_float: frozenset[str] = frozenset(),
+    beyond_half: Mapping[str, str] = MappingProxyType({}),
     cuts: Sequence[Cut] = (),
     chosen: Mapping[str, Verdict] | None = None,
 ) -> dict[str, Verdict]:
     """Return the first verdict against each node that no DLA takes.
 
-    `keep_float`: nodes that INT8 would cost too much accuracy; `cuts`: where heads leave the DLA;
-    `chosen`: verdicts against nodes that the user keeps on the GPU.
+    `keep_float`: nodes that INT8 would cost too much accuracy; `beyond_half`: nodes of an FP16 plan
+    with values that FP16 does not hold, and which; `cuts`: where heads leave the DLA; `chosen`:
+    verdicts against nodes that the user keeps on the GPU.
     """
     if profile.gpu is None or profile.dla is None:
         missing = "GPU" if profile.gpu is None else "DLA"
@@ -55,6 +59,8 @@ def refusals(
         )
         if verdict is not None:
             verdicts[view.name] = verdict
+    for node, why in beyond_half.items():
+        verdicts.setdefault(node, _verdict(node, "K2", f"{why}, but {POLICY['K2']}"))
     verdicts = {**(chosen or {}), **verdicts}
     return verdicts | _parted(views, verdicts)
 

@@ -12,6 +12,7 @@ steps           all ways in which one network can run on the GPU and a core of i
 jobs            segments in an order, and their schedule
 intervals       heuristic placements to start from
 baselines       placements without a solver
+precisions      INT8 or FP16 for each kernel of a GPU
 segmentation    segments and connected components of a placement
 assess          segments, crossings, latency, load and energy of a placement
 simulate        discrete-event simulation under traffic
