@@ -4,6 +4,7 @@ import queue
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from control_fixtures import desired_of
 from mqtt_fixtures import WAIT_S
 from self_update_fixtures import packed
 
+from device.agent.agent import Agent
 from device.agent.agent_trial import AgentTrial
 from device.agent.agent_update import AgentUpdate, VersionInstalled
 from device.agent.config import AgentConfig
@@ -279,3 +281,11 @@ def test_a_release_that_nobody_has_is_refused_with_the_reason(tmp_path: Path) ->
     assert str(tmp_path) in bench.told.reason
     bench.update.on_desired(None, TRUSTED)
     assert bench.update.update is None
+
+
+def test_a_document_that_is_cleared_supersedes_a_release_without_a_signature() -> None:
+    agent = SimpleNamespace(
+        _verification=SimpleNamespace(forget=lambda: None), _config=SimpleNamespace(dev=False)
+    )
+    assert Agent._verdict(agent, b"", None) == TRUSTED  # type: ignore[arg-type]
+    assert isinstance(Agent._verdict(agent, b"{}", None), Refused)  # type: ignore[arg-type]
