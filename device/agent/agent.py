@@ -363,7 +363,7 @@ class Agent:
         if signed is not None:
             return self._verification.take(payload, time.monotonic(), repository)
         self._verification.forget()
-        return TRUSTED if self._config.dev else Refused(reason=UNSIGNED)
+        return TRUSTED if self._config.dev or not payload else Refused(reason=UNSIGNED)
 
     def _on_verdict(self, verdict: Verdict | None) -> None:
         if verdict is not None:

@@ -2,8 +2,10 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from device.agent.launch import ENVIRONMENT
 from device.files import remove
@@ -41,8 +43,7 @@ class AgentTrial:
             self._retry_s = now_s + RETRY_S
             return
         LOG.info("version %s of the agent works and stays", self.running)
-        folder = self._state_dir / av.FOLDER
-        self._remove(av.obsolete(self.versions, os.listdir(folder)))
+        self._remove(lambda _name: True)
 
     def _note_running(self, now_s: float) -> None:
         try:
@@ -77,19 +78,37 @@ class AgentTrial:
         """Note that a version cannot be tried for this request. Raises OSError."""
         self._write(av.refuse(self.versions, name, request, reason))
 
+    def stage(self, name: str) -> None:
+        """Note that a version may be tried: it is not fetched again after a restart."""
+        versions = replace(self.versions, staged=name)
+        try:
+            self._write(versions)
+        except OSError as error:
+            LOG.warning("version %s of the agent is fetched again after a restart: %s", name, error)
+            self.versions = versions
+
+    def is_staged(self, name: str) -> bool:
+        """Whether a version may be tried."""
+        return self.versions.staged == name and av.is_usable(self._state_dir, name)
+
+    def discard(self, sha256: str) -> None:
+        """Remove the environment of a bundle that is asked for no more, an unfinished one, too."""
+        end = av.environment_name("", sha256)
+        self._remove(lambda name: name.removesuffix(".tmp").endswith(end))
+
     def remove_failed(self) -> None:
         """Remove the environment that was given up: a disk would fill with them."""
-        versions = self.versions
-        if versions.failed and versions.failed not in (versions.current, versions.previous):
-            self._remove((versions.failed,))
+        self._remove(lambda name: name == self.versions.failed)
 
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            path = self._state_dir / av.FOLDER / name
+    def _remove(self, chosen: Callable[[str], bool]) -> None:
+        """Remove the environments that are chosen, and that nothing goes back to."""
+        folder = self._state_dir / av.FOLDER
+        names = os.listdir(folder) if folder.exists() else ()
+        for name in filter(chosen, av.obsolete(self.versions, names)):
             try:
-                remove(path)
+                remove(folder / name)
             except OSError as error:
-                LOG.warning("cannot remove %s: %s", path, error)
+                LOG.warning("cannot remove %s: %s", folder / name, error)
 
     def _write(self, versions: av.AgentVersions) -> None:
         av.write_versions(self._state_dir, versions)

@@ -3,7 +3,9 @@
 What becomes of it is decided by `device.update.agent_decisions`; `agent_trial` keeps the versions.
 """
 
+import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +16,10 @@ from device.agent.child_process import TaskEnded, start_task
 from device.agent.config import AgentConfig
 from device.agent.downloads import fetch_options
 from device.errors import TandemError
-from device.files import make_folder
+from device.files import make_folder, remove
 from device.protocol.documents import AgentReport, BlobGet, Desired, Phase, Update
 from device.start.command import module_command
-from device.trust.exchange import TRUSTED, Verdict
+from device.trust.exchange import TRUSTED, Trusted, Verdict
 from device.update.admission import waits_for_window
 from device.update.agent_decisions import AgentDecision, decide_agent
 from device.update.agent_payload import PROFILE
@@ -39,12 +41,16 @@ def is_agent_release(desired: Desired | None) -> bool:
     return desired is not None and desired.release.profile == PROFILE
 
 
+def _environment(desired: Desired) -> str:
+    return environment_name(desired.release.version, desired.release.blob.sha256)
+
+
 @dataclass(frozen=True, slots=True)
 class VersionInstalled:
-    """The child of a run has ended: the `name` of the environment, or the `problem`."""
+    """The child of a run has made the environment of a bundle, or has a `problem`."""
 
     run: int
-    name: str
+    sha256: str
     problem: str
 
 
@@ -72,7 +78,6 @@ class AgentUpdate:
         self._update = IDLE
         self._run = 0
         self._end_child: Callable[[], None] | None = None
-        self._installed = ""  # name of the environment that may be tried
         self._problem = ""
 
     @property
@@ -96,17 +101,42 @@ class AgentUpdate:
     def on_desired(self, desired: Desired | None, verdict: Verdict) -> None:
         """Take the desired release, None: it is none of the agent, and what its signatures say."""
         before, self._desired, self._verdict = self._desired, desired, verdict
-        if desired is None or before is None or before.request != desired.request:
+        if before is None or desired is None or (before.request, before.release) != (
+            desired.request, desired.release
+        ):  # fmt: skip
             self.stop()
+        if isinstance(verdict, Trusted):
+            self._discard_superseded()
         if desired is not None:
             self._decide(desired)
+
+    @property
+    def _bundle(self) -> str:
+        """Return the beginning of the SHA-256 of the bundle to install; "" for none."""
+        desired = self._desired
+        return "" if desired is None or desired.leave else desired.release.blob.sha256[:12]
+
+    def _discard_superseded(self) -> None:
+        """Remove what another bundle than the desired one has left on the disk without a trial."""
+        parts = os.listdir(self._folder) if self._folder.exists() else [""]
+        part = "".join(parts[:1]).lstrip(".")[:12]  # all are of one download
+        staged = self._trial.versions.staged.rpartition("-")[2]
+        for other in {part, staged} - {"", self._bundle}:
+            self._trial.discard(other)
+        if part not in ("", self._bundle):
+            self._remove_download()
+
+    def _remove_download(self) -> None:
+        self._fetching.pause()
+        with contextlib.suppress(OSError):  # the next download tries again
+            remove(self._folder)
 
     def stop(self) -> None:
         """End what is under way; a download can be resumed."""
         if self._end_child is not None:
             self._end_child()
         self._run += 1
-        self._end_child, self._installed, self._problem = None, "", ""
+        self._end_child, self._problem = None, ""
         self._fetching.pause()
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
@@ -129,11 +159,16 @@ class AgentUpdate:
 
     def on_installed(self, event: VersionInstalled) -> None:
         """Take the end of the child."""
-        if event.run == self._run and self._desired is not None:
-            self._end_child, self._installed = None, event.name
-            self._fetching.remove()
+        desired = self._desired
+        if event.run == self._run and desired is not None:
+            self._end_child = None
             if event.problem:
-                self._refuse(self._desired, event.problem)
+                self._refuse(desired, event.problem)
+            else:
+                self._trial.stage(_environment(desired))
+            self._remove_download()
+        elif event.sha256[:12] != self._bundle:
+            self._trial.discard(event.sha256)
 
     def forget_requests(self) -> None:
         """Count nothing as in flight: the connection to the broker was lost."""
@@ -154,7 +189,7 @@ class AgentUpdate:
         if self._trial.versions is not self._versions:
             self._decide(desired)
         word = self._decision.word
-        if word == "leave" or (word == "fetch" and self._installed):
+        if word == "leave" or (word == "fetch" and self._trial.is_staged(_environment(desired))):
             return self._switch(desired, TrialTerms(mqtt, pipeline, request=desired.request), busy)
         if word == "fetch" and self._end_child is None:
             self._fetch(desired, now_s)
@@ -166,10 +201,17 @@ class AgentUpdate:
         self._decision = decide_agent(desired, self._verdict, self._versions, self._trial.running)
         word = self._decision.word
         if word == "fetch":
-            if not (self._fetching.running or self._installed):
+            if self._end_child is not None:
+                self._tell(desired, "staging")
+            elif self._trial.is_staged(_environment(desired)):
+                self._remove_download()
+            elif not self._fetching.running:
                 self._begin(desired)
             return
-        self.stop()
+        if word != "verifying":
+            self.stop()
+        elif self._end_child is None:  # else the child goes on with a bundle that was verified
+            self._fetching.pause()
         if word != "leave":
             self._tell(desired, word, self._decision.reason)
         if word in ("rolled_back", "refused") and self._decision != before:
@@ -195,7 +237,7 @@ class AgentUpdate:
     def _fetch(self, desired: Desired, now_s: float) -> None:
         problem = self._problem or self._fetching.advance(now_s)
         if problem:
-            self._fetching.remove()
+            self._remove_download()
             self._refuse(desired, problem)
         elif self._fetching.complete:
             self._install(desired)
@@ -208,13 +250,13 @@ class AgentUpdate:
 
         def put(ended: TaskEnded) -> None:
             result = ended.result or {"problem": ended.problem}
-            name, problem = str(result.get("name", "")), str(result.get("problem", ""))
-            self._put(VersionInstalled(run, name, problem))
+            problem = str(result.get("problem", ""))
+            self._put(VersionInstalled(run, release.blob.sha256, problem))
 
         try:
             bundle = self._fetching.finish()
         except (TandemError, OSError) as error:
-            self._fetching.remove()
+            self._remove_download()
             self._refuse(desired, str(error))
             return
         words = (self._config.state_dir, str(bundle), release.blob.sha256, release.version)
@@ -227,10 +269,9 @@ class AgentUpdate:
     def _refuse(self, desired: Desired, reason: str) -> None:
         """Refuse the release for this request, whatever happens."""
         release = desired.release
-        name = environment_name(release.version, release.blob.sha256)
         LOG.error("refused %s %s: %s", release.name, release.version, reason)
         try:
-            self._trial.refuse(name, desired.request, reason)
+            self._trial.refuse(_environment(desired), desired.request, reason)
         except OSError as error:
             LOG.error("that is forgotten at the next start: %s", error)
         self._versions, self._decision = self._trial.versions, AgentDecision("refused", reason)
@@ -243,7 +284,7 @@ class AgentUpdate:
             waits_for_window(desired.policy, now.tm_hour, now.tm_min)
         )  # fmt: skip
         if not problem:
-            leaves = self._decision.word == "leave"
-            problem = self._trial.go_back() if leaves else self._trial.begin(self._installed, terms)
+            leaves, name = self._decision.word == "leave", _environment(desired)
+            problem = self._trial.go_back() if leaves else self._trial.begin(name, terms)
         self._tell(desired, "postponed" if problem else "trial", problem or "")
         return not problem

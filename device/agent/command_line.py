@@ -8,7 +8,7 @@ from pathlib import Path
 
 from device.agent.agent import serve
 from device.agent.config import load_agent_config
-from device.agent.launch import launch
+from device.agent.launch import excuse_start, launch
 from device.agent.log import set_up_log
 from device.errors import TandemError
 from device.start.command import module_command
@@ -58,5 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(load_agent_config(arguments.config))
     except TandemError as error:
         print(f"tandem-agent: {error}", file=sys.stderr)
+        excuse_start(arguments.config)
         return 1
     return 0

@@ -23,14 +23,15 @@ _LIBRARIES = ("purelib", "platlib")  # of NAME.data; scripts and headers are of 
 def make_environment(bundle: Path, folder: Path, name: str, sha256: str = "") -> None:
     """Make the environment `folder/name` with this Python, which sees the system's packages, too.
 
-    One of this name is whole, and stays. `sha256`: of the bundle whose signature was checked, as
-    the file may be another one by now. Raises BundleError: the bundle is damaged or another one, a
-    wheel cannot be unpacked, or the disk does not take it.
+    One of this name is whole, and stays unless its Python is gone. `sha256`: of the bundle whose
+    signature was checked, as the file may be another one by now. Raises BundleError: the bundle is
+    damaged or another one, a wheel cannot be unpacked, or the disk does not take it.
     """
-    if (folder / name).exists():
+    if os.access(folder / name / "bin" / "python", os.X_OK):
         return
     temporary = folder / f".{name}.tmp"
     try:
+        remove(folder / name)
         remove(temporary)
         make_folder(temporary, 0o700)
         info = extract_bundle(bundle, temporary / "wheels")

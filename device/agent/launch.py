@@ -5,12 +5,13 @@ a second process of it watches the time: a trial that is not confirmed by then i
 the new code does, and the next start goes back.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from device.errors import ConfigError
@@ -35,25 +36,49 @@ def launch(config: Path, words: Sequence[str]) -> None:
     state_dir = _state_dir(config)
     if _is_running(state_dir):  # a second agent ends by itself, and is no start of a trial
         return
-    before = av.read_versions(state_dir)
-    versions, name = av.at_start(before, lambda one: av.is_usable(state_dir, one))
+    before, broken = av.read_versions(state_dir), set[str]()
+    while True:
+        versions, name = _due(state_dir, before, broken)
+        if name == av.INSTALLED:
+            return
+        if name == versions.trial:
+            _watch(os.getpid(), state_dir, versions)
+        try:
+            os.execve(*command_of(state_dir, name, words))
+        except OSError as error:
+            LOG.error("version %s of the agent does not start: %s", name, error)
+            broken.add(name)
+
+
+def _due(
+    state_dir: Path, before: av.AgentVersions, broken: Container[str]
+) -> tuple[av.AgentVersions, str]:
+    """Count a start on the disk; return the versions, and which one is started."""
+
+    def usable(name: str) -> bool:
+        return name not in broken and av.is_usable(state_dir, name)
+
+    versions, name = av.at_start(before, usable)
     try:
         if versions != before:
             av.write_versions(state_dir, versions)
     except OSError as error:
         LOG.error("no other version is tried, and no start is counted: %s", error)
-        name = versions.current if av.is_usable(state_dir, versions.current) else av.INSTALLED
+        name = versions.current if usable(versions.current) else av.INSTALLED
     given_up = {before.trial, before.current} - {versions.trial, versions.current}
     if versions.failed in given_up:
         LOG.error("version %s of the agent is given up: %s", versions.failed, versions.reason)
-    if name == av.INSTALLED:
-        return
-    if name == versions.trial:
-        _watch(os.getpid(), state_dir, versions)
-    try:
-        os.execve(*command_of(state_dir, name, words))
-    except OSError as error:
-        LOG.error("version %s of the agent does not start: %s", name, error)
+    return versions, name
+
+
+def excuse_start(config: Path) -> None:
+    """Let the start of a kept version not count: a user caused its end and mends it, for example in
+    agent.toml, which the version before reads, too."""
+    with contextlib.suppress(ConfigError, OSError):  # then it counts
+        state_dir = _state_dir(config)
+        versions = av.read_versions(state_dir)
+        if versions.current == os.environ.get(ENVIRONMENT) and versions.failed_starts:
+            av.write_versions(state_dir, av.excuse_start(versions))
 
 
 def command_of(

@@ -9,7 +9,7 @@ from device.agent.version_install import install
 from device.control.client import Client
 from device.errors import BundleError, StateError, TrustError
 from device.files import locked, make_folder, remove, sha256_of
-from device.protocol.control import SwitchAgent
+from device.protocol.control import AskProgress, SwitchAgent
 from device.protocol.documents import CHUNK_BYTES, BlobSpec, ReleaseSpec
 from device.trust.exchange import MQTT_REPOSITORY
 from device.update import agent_versions as av
@@ -43,7 +43,8 @@ def try_version(client: Client, name: str, limit_s: float) -> str:
     Returns "", or why it was given up. Raises StateError: the agent refuses, or there is no end.
     """
     state_dir = client.state_dir
-    if av.read_versions(state_dir).current == name:
+    reported = client.ask(AskProgress()).reported
+    if reported is not None and reported.versions is not None and reported.versions.running == name:
         return ""
     try:
         client.ask(SwitchAgent(environment=name, limit_s=limit_s))

@@ -5,6 +5,7 @@ from typing import Literal
 
 from device.protocol.documents import READABLE_FORMATS, Desired
 from device.trust.exchange import Refused, Unverified, Verdict
+from device.update.agent_payload import version_problem
 from device.update.agent_versions import AgentVersions, environment_name
 from device.update.chunk_table import CHUNK_FORMATS
 
@@ -40,12 +41,15 @@ def _standing(
         return AgentDecision("trial")
     if versions.trial:
         return AgentDecision("postponed", f"version {versions.trial} of the agent is on trial")
-    if desired.leave == (versions.current == name):
+    is_current, runs = versions.current == name, running == name
+    if desired.leave == is_current or (is_current and desired.retry and not runs):
         return None
-    if desired.leave or running == name:
+    if desired.leave and runs:
+        return AgentDecision("trial", "the agent starts again, as the version before")
+    if desired.leave or runs:
         return AgentDecision("live")
-    runs = running or "installed"
-    return AgentDecision("rolled_back", f"it does not start on this board; version {runs} runs")
+    version = running or "installed"
+    return AgentDecision("rolled_back", f"it does not start on this board; version {version} runs")
 
 
 def _obstacle(desired: Desired, verdict: Verdict) -> AgentDecision | None:
@@ -54,6 +58,8 @@ def _obstacle(desired: Desired, verdict: Verdict) -> AgentDecision | None:
         return AgentDecision("refused", verdict.reason)
     if isinstance(verdict, Unverified):
         return AgentDecision("verifying", verdict.reason)
+    if problem := version_problem(desired.release.version):
+        return AgentDecision("refused", problem)
     chunk_format = desired.release.blob.chunk_format
     if desired.format in READABLE_FORMATS and chunk_format in CHUNK_FORMATS:
         return None

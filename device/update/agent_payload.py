@@ -63,10 +63,17 @@ def unfit(payload: AgentPayload, board: BoardSoftware) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+def version_problem(version: str) -> str:
+    """Return why a version cannot be a folder's name; "" if it can."""
+    if _VERSION.match(version):
+        return ""
+    return f"the version {version!r} is no file name: use letters, digits and . _ +"
+
+
 def members_problem(version: str, names: Sequence[str]) -> str:
     """Return what is wrong with the version and members of such a bundle; "" if nothing is."""
-    if not _VERSION.match(version):
-        return f"the version {version!r} is no file name: use letters, digits and . _ +"
+    if problem := version_problem(version):
+        return problem
     for name in names:
         if not _WHEEL.match(name) or len(name) > 100:
             return f"the member {name!r} is no wheel with a name of at most 100 characters"

@@ -8,6 +8,7 @@ those of earlier ones.
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ INSTALLED = ""  # name of the version that the unit starts, which no update chan
 TRIAL_S = 600.0
 MAX_FAILED_STARTS = 3  # of a version that was kept; then the one before runs
 MAX_BYTES = 64 * 1024
+_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]{0,99}\Z")
 
 
 class AgentVersions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,7 +33,7 @@ class AgentVersions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `trial` is being tried, if it is not empty, and was started `starts` times. It has `limit_s` to
     show what worked before: MQTT, and the pipeline. `failed`, `reason`: the last one given up;
     `refused`: without a trial. `request`: of the fleet, for which one was tried or refused last.
-    `failed_starts`: of `current`, since it last ran.
+    `failed_starts`: of `current`, since it last ran. `staged`: starts, and waits for its trial.
     """
 
     current: str = INSTALLED
@@ -46,6 +48,7 @@ class AgentVersions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     refused: bool = False
     request: str = ""
     failed_starts: int = 0
+    staged: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,12 @@ def environment_name(version: str, sha256: str) -> str:
 
 
 def begin_trial(versions: AgentVersions, name: str, terms: TrialTerms) -> AgentVersions:
-    """Let a version be tried at the next start."""
+    """Let a version be tried at the next start; one that is current and does not run is left."""
+    if versions.current == name:
+        versions = go_back(versions)
     return replace(
         versions, trial=name, starts=0, needs_mqtt=terms.mqtt, needs_pipeline=terms.pipeline,
-        limit_s=terms.limit_s, request=terms.request, refused=False,
+        limit_s=terms.limit_s, request=terms.request, refused=False, staged="",
     )  # fmt: skip
 
 
@@ -85,31 +90,37 @@ def at_start(versions: AgentVersions, usable: Callable[[str], bool]) -> tuple[Ag
     """Return the versions as they must be on the disk before the start, and which one to start."""
     if versions.trial and versions.starts == 0 and usable(versions.trial):
         return replace(versions, starts=1), versions.trial
-    if versions.trial:
-        reason = "its environment is not whole"
-        if versions.starts:
-            reason = (
-                f"it ended, or did not bring back what ran before within {versions.limit_s:g} s"
-            )
-        versions = give_up(versions, reason)
-    if versions.current != INSTALLED and usable(versions.current):
-        versions = _counted(versions)
-    for name in (versions.current, versions.previous):
-        if name == INSTALLED or usable(name):
-            return versions, name
+    kept, name = _start_kept(versions, usable)
+    if versions.trial and versions.starts:
+        reason = f"it ended, or did not bring back what ran before within {versions.limit_s:g} s"
+        kept = give_up(kept, reason)
+    elif versions.trial:
+        kept = give_up(kept, "its environment is not whole")
+    return kept, name
+
+
+def _start_kept(
+    versions: AgentVersions, usable: Callable[[str], bool]
+) -> tuple[AgentVersions, str]:
+    """Count a start of the current version as failed until it runs; too many take it back, and so
+    does an environment that is gone. The first that is given up is the one that is told."""
+    first = versions.current
+    while (name := versions.current) != INSTALLED:
+        if not usable(name):
+            reason = "its environment is gone, or the Python that it was made for"
+        elif versions.failed_starts < MAX_FAILED_STARTS:
+            return replace(versions, failed_starts=versions.failed_starts + 1), name
+        else:
+            reason = f"it was kept, and then ended {MAX_FAILED_STARTS} times before it ran"
+        versions = go_back(versions)
+        if name == first:
+            versions = replace(versions, failed=name, reason=reason, refused=False)
     return versions, INSTALLED
 
 
-def _counted(versions: AgentVersions) -> AgentVersions:
-    """Count a start of the current version as failed until it runs; too many take it back."""
-    if versions.failed_starts < MAX_FAILED_STARTS:
-        return replace(versions, failed_starts=versions.failed_starts + 1)
-    reason = f"it was kept, and then ended {MAX_FAILED_STARTS} times before it ran"
-    before = go_back(versions)
-    return replace(
-        before, failed=versions.current, reason=reason, refused=False,
-        failed_starts=int(before.current != INSTALLED),
-    )  # fmt: skip
+def excuse_start(versions: AgentVersions) -> AgentVersions:
+    """Take back the count of a start that ended by what is no fault of the current version."""
+    return replace(versions, failed_starts=max(0, versions.failed_starts - 1))
 
 
 def ran(versions: AgentVersions) -> AgentVersions:
@@ -165,5 +176,5 @@ def python_of(state_dir: Path, name: str) -> Path:
 
 
 def is_usable(state_dir: Path, name: str) -> bool:
-    """Whether an environment is there, and the Python that it was made for."""
-    return os.access(python_of(state_dir, name), os.X_OK)
+    """Whether an environment of this name is there, and the Python that it was made for."""
+    return bool(_NAME.match(name)) and os.access(python_of(state_dir, name), os.X_OK)

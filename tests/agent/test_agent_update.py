@@ -4,6 +4,7 @@ import queue
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from control_fixtures import desired_of
 from mqtt_fixtures import WAIT_S
 from self_update_fixtures import packed
 
+from device.agent.agent import Agent
 from device.agent.agent_trial import AgentTrial
 from device.agent.agent_update import AgentUpdate, VersionInstalled
 from device.agent.config import AgentConfig
@@ -30,6 +32,9 @@ DESIRED = Desired(
 TWO = "2-bbbbbbbbbbbb"
 LEAVE = msgspec.structs.replace(DESIRED, leave=True)
 AGAIN = msgspec.structs.replace(DESIRED, retry=True)
+ODD = msgspec.structs.replace(
+    DESIRED, release=msgspec.structs.replace(DESIRED.release, version="../../x")
+)
 FAILED = AgentVersions(failed=TWO, reason="it hung", request="r1")
 
 # desired, verdict, versions, what runs; the word, a part of the reason
@@ -41,8 +46,12 @@ DECISIONS: list[tuple[Desired, Verdict, AgentVersions, str, str, str]] = [
     (DESIRED, TRUSTED, AgentVersions(trial="3-x", starts=1), "3-x", "postponed", "3-x"),
     (DESIRED, Unverified(), AgentVersions(current=TWO), TWO, "live", ""),
     (DESIRED, TRUSTED, AgentVersions(current=TWO), "", "rolled_back", "version installed runs"),
+    (AGAIN, TRUSTED, AgentVersions(current=TWO), "", "fetch", ""),
+    (AGAIN, Unverified(), AgentVersions(current=TWO), TWO, "live", ""),
+    (ODD, TRUSTED, AgentVersions(), "", "refused", "the version '../../x' is no file name"),
     (LEAVE, Unverified(reason="wait"), AgentVersions(current=TWO), TWO, "verifying", "wait"),
     (LEAVE, TRUSTED, AgentVersions(current=TWO), TWO, "leave", ""),
+    (LEAVE, TRUSTED, AgentVersions(current="1-x"), TWO, "trial", "starts again, as the version b"),
     (LEAVE, TRUSTED, AgentVersions(current="1-x", previous="0-x"), "1-x", "live", ""),
     (DESIRED, TRUSTED, FAILED, "", "rolled_back", "was given up before: it hung"),
     (AGAIN, TRUSTED, FAILED, "", "fetch", ""),
@@ -110,10 +119,16 @@ class Bench:
         assert update is not None
         return update
 
+    @property
+    def phase(self) -> str:
+        return self.told.phase
 
-def release_in(folder: Path, code: str = "def agent(): ...", **changes: object) -> Desired:
+
+def release_in(
+    folder: Path, code: str = "def agent(): ...", version: str = "2.0", **changes: object
+) -> Desired:
     """A release in a folder that is a source of bundles, and the document that asks for it."""
-    bundle = packed(folder, "2.0", code)
+    bundle = packed(folder, version, code)
     desired = desired_of(bundle, **changes)
     bundle.rename(folder / f"{sha256_of(bundle)}.bundle")
     return desired
@@ -142,18 +157,93 @@ def test_a_release_is_fetched_and_made_an_environment_and_tried_in_its_window(
     av.write_versions(bench.state_dir, av.at_start(noted, lambda _one: True)[0])
     new = Bench(tmp_path, name)  # the agent of the new version
     new.update.on_desired(desired, TRUSTED)
-    assert new.told.phase == "trial"
+    assert new.phase == "trial"
     new.trial.advance(0.0, mqtt=True, pipeline=False)
     assert not new.advance()
-    assert new.told.phase == "live"
+    assert new.phase == "live"
     new.update.on_desired(msgspec.structs.replace(desired, leave=True, request="u"), TRUSTED)
     new.hour = 3
     assert new.advance()
+    assert not new.advance()
+    assert (new.told.phase, new.told.request) == ("trial", "u")  # it still runs
     assert av.read_versions(new.state_dir) == AgentVersions(request=desired.request)
 
     old = Bench(tmp_path)
     old.update.on_desired(msgspec.structs.replace(desired, leave=True, request="u"), TRUSTED)
     assert (old.told.phase, old.told.request) == ("live", "u")
+
+
+def waiting(bench: Bench, desired: Desired) -> Path:
+    """The environment of a release that is installed and waits for its window."""
+    bench.update.on_desired(desired, TRUSTED)
+    bench.until(lambda: "maintenance window" in bench.told.reason)
+    folder = bench.state_dir / av.FOLDER
+    return folder / av.environment_name(desired.release.version, desired.release.blob.sha256)
+
+
+NIGHT = InstallPolicy(not_before="02:00", not_after="04:00")
+
+
+def test_what_is_installed_is_fetched_once(tmp_path: Path) -> None:
+    desired = release_in(tmp_path, policy=NIGHT)
+    bench = Bench(tmp_path)
+    environment = waiting(bench, desired)
+    for bundle in tmp_path.glob("*.bundle"):
+        bundle.unlink()  # it cannot be fetched again
+    renewed = msgspec.structs.replace(desired, counter=2)
+    for each in (bench, Bench(tmp_path)):  # the second one is the agent after a restart
+        each.update.on_desired(renewed, Unverified(reason="it is checked"))
+        each.hour = 3
+        assert not each.advance()
+        assert (each.told.phase, each.told.reason) == ("verifying", "it is checked")
+        each.hour = 12
+        each.update.on_desired(renewed, TRUSTED)
+        assert not each.advance()
+        assert each.told.phase == "postponed"
+        assert "maintenance window" in each.told.reason
+    each.hour = 3
+    assert each.advance()
+    assert av.read_versions(bench.state_dir).trial == environment.name
+
+
+def test_an_installation_goes_on_while_a_renewed_document_is_checked(tmp_path: Path) -> None:
+    desired = release_in(tmp_path, policy=NIGHT)
+    bench = Bench(tmp_path)
+    bench.update.on_desired(desired, TRUSTED)
+    bench.until(lambda: bench.told.phase == "staging")
+    bench.update.on_desired(desired, Unverified())
+    assert bench.phase == "verifying"
+    bench.update.on_desired(desired, TRUSTED)
+    assert bench.phase == "staging"
+    bench.until(lambda: bench.told.phase == "postponed")
+
+
+def test_a_superseded_release_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    first = release_in(tmp_path, policy=NIGHT)
+    second = msgspec.structs.replace(release_in(tmp_path, version="3.0"), policy=NIGHT)
+    bench = Bench(tmp_path)
+    one, download = waiting(bench, first), bench.state_dir / "agent-download"
+    bench.update.on_desired(second, Unverified())
+    assert one.exists()  # whoever wrote that document
+    two = waiting(bench, second)
+    assert (one.exists(), two.exists(), download.exists()) == (False, True, False)
+    again = Bench(tmp_path)  # the agent was started again
+    again.update.on_desired(None, Refused(reason="forged"))
+    assert two.exists()
+    again.update.on_desired(None, TRUSTED)
+    assert not two.exists()
+
+    again.update.on_desired(first, TRUSTED)
+    again.until(lambda: again.told.phase == "staging")
+    assert [path.suffix for path in download.iterdir()] != []
+    again.update.on_desired(msgspec.structs.replace(first, leave=True, request="u"), TRUSTED)
+    assert not download.exists()
+    event = again.events.get(timeout=6 * WAIT_S)
+    while not isinstance(event, VersionInstalled):
+        event = again.events.get(timeout=6 * WAIT_S)
+    (one.parent / f".{one.name}.tmp").mkdir(exist_ok=True)  # of the child that was killed
+    again.update.on_installed(event)
+    assert [path.name for path in one.parent.iterdir()] == [av.FILE]
 
 
 def test_a_release_that_does_not_start_is_refused_once_for_each_request(tmp_path: Path) -> None:
@@ -191,3 +281,11 @@ def test_a_release_that_nobody_has_is_refused_with_the_reason(tmp_path: Path) ->
     assert str(tmp_path) in bench.told.reason
     bench.update.on_desired(None, TRUSTED)
     assert bench.update.update is None
+
+
+def test_a_document_that_is_cleared_supersedes_a_release_without_a_signature() -> None:
+    agent = SimpleNamespace(
+        _verification=SimpleNamespace(forget=lambda: None), _config=SimpleNamespace(dev=False)
+    )
+    assert Agent._verdict(agent, b"", None) == TRUSTED  # type: ignore[arg-type]
+    assert isinstance(Agent._verdict(agent, b"{}", None), Refused)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from wheel_fixtures import agent_wheel
 
 from device.agent import launch
 from device.agent.agent_trial import AgentTrial
+from device.agent.command_line import main
 from device.agent.environment import make_environment
 from device.errors import BundleError
 from device.files import write_synced
@@ -27,27 +29,31 @@ from toolkit.fleet.bundles.agent import pack_agent
 BOARD = BoardSoftware(python="3.10.12", machine="aarch64", glibc="2.35", l4t="36.4.3")
 NO_L4T = BoardSoftware(python="3.12.3", machine="x86_64", glibc="2.39", l4t="")
 
-# versions, the environments that are whole, the one that is started, who is on trial then
+# versions, the environments that are whole, the one that is started; who is on trial then, and who
+# is given up
 STARTS = [
-    (AgentVersions(current="b", previous="a", failed_starts=2), "ab", "b", ""),
-    (AgentVersions(), "", "", ""),
-    (AgentVersions(current="b"), "b", "b", ""),
-    (AgentVersions(current="b", previous="a"), "a", "a", ""),
-    (AgentVersions(current="b", previous="a"), "", "", ""),
-    (AgentVersions(current="a", trial="b"), "ab", "b", "b"),
-    (AgentVersions(current="a", trial="b"), "a", "a", ""),
-    (AgentVersions(current="a", trial="b", starts=1), "ab", "a", ""),
-    (AgentVersions(trial="b", starts=1), "b", "", ""),
+    (AgentVersions(current="b", previous="a", failed_starts=2), "ab", "b", "", ""),
+    (AgentVersions(), "", "", "", ""),
+    (AgentVersions(current="b"), "b", "b", "", ""),
+    (AgentVersions(current="b", previous="a"), "a", "a", "", "b"),
+    (AgentVersions(current="b", previous="a"), "", "", "", "b"),
+    (AgentVersions(current="a", trial="b"), "ab", "b", "b", ""),
+    (AgentVersions(current="a", trial="b"), "a", "a", "", "b"),
+    (AgentVersions(current="a", trial="b", starts=1), "ab", "a", "", "b"),
+    (AgentVersions(current="a", trial="b", starts=1), "b", "", "", "b"),
+    (AgentVersions(trial="b", starts=1), "b", "", "", "b"),
 ]
 
 
-@pytest.mark.parametrize(("versions", "whole", "name", "trial"), STARTS)
+@pytest.mark.parametrize(("versions", "whole", "name", "trial", "failed"), STARTS)
 def test_the_version_that_is_started(
-    versions: AgentVersions, whole: str, name: str, trial: str
+    versions: AgentVersions, whole: str, name: str, trial: str, failed: str
 ) -> None:
     after, started = av.at_start(versions, lambda one: one in whole and one != "")
-    assert (started, after.trial, after.starts) == (name, trial, int(bool(trial)))
-    assert after.failed == ("b" if versions.trial and not trial else "")
+    assert (started, after.trial, after.starts, after.failed) == (
+        name, trial, int(bool(trial)), failed,
+    )  # fmt: skip
+    assert trial or after.current == name
 
 
 def test_a_version_that_was_kept_and_never_runs_gives_way_after_three_starts() -> None:
@@ -61,6 +67,23 @@ def test_a_version_that_was_kept_and_never_runs_gives_way_after_three_starts() -
     assert started == ["b", "b", "b", "a", "a", "a", ""]
     versions = av.ran(av.at_start(AgentVersions(current="b", failed_starts=2), bool)[0])
     assert versions == AgentVersions(current="b")
+
+
+def test_starts_of_the_version_before_count_where_the_current_one_is_gone() -> None:
+    versions, started = AgentVersions(current="b", previous="a"), []
+    for _ in range(4):
+        versions, name = av.at_start(versions, lambda one: one == "a")
+        started.append(name)
+    assert started == ["a", "a", "a", ""]
+    assert versions.failed == "a"
+
+
+def test_a_current_version_that_is_tried_again_and_fails_is_left() -> None:
+    terms = TrialTerms(mqtt=True, pipeline=False)
+    versions = av.begin_trial(AgentVersions(current="b", previous="a"), "b", terms)
+    versions, first = av.at_start(versions, bool)
+    assert (first, av.at_start(versions, bool)[1]) == ("b", "a")
+    assert av.confirm(versions) == AgentVersions(current="b", previous="a")
 
 
 @pytest.mark.parametrize("mqtt", [True, False])
@@ -130,6 +153,74 @@ def test_a_second_agent_is_no_start_of_a_trial(tmp_path: Path) -> None:
     assert av.read_versions(root).failed == "b"
 
 
+def test_a_wrong_agent_toml_takes_no_version_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, root = tmp_path / "agent.toml", tmp_path / "state"
+    config.write_text('state_dir = "state"\nkey_that_nobody_knows = 1\n')
+    for name in "ab":
+        _executable(root, name)
+    noted = AgentVersions(current="b", previous="a", failed_starts=1)  # it was killed once
+    av.write_versions(root, noted)
+    for _ in range(5):
+        assert _start(config) == "b"
+        with monkeypatch.context() as patch:
+            patch.setenv(launch.ENVIRONMENT, "b")
+            assert main(["--config", str(config)]) == 1
+        assert "key_that_nobody_knows" in capsys.readouterr().err
+        assert av.read_versions(root) == noted
+    tried = av.begin_trial(noted, "a", TrialTerms(mqtt=False, pipeline=False))
+    av.write_versions(root, tried)
+    assert _start(config) == "a"
+    monkeypatch.setenv(launch.ENVIRONMENT, "a")
+    assert main(["--config", str(config)]) == 1  # the version before had read it
+    monkeypatch.delenv(launch.ENVIRONMENT)
+    assert _start(config) == "b"
+    assert av.read_versions(root).failed == "a"
+
+
+def _executable(root: Path, name: str) -> None:
+    """An environment whose interpreter is no program."""
+    python = av.python_of(root, name)
+    python.parent.mkdir(parents=True)
+    python.write_bytes(b"\0")
+    python.chmod(0o700)
+
+
+def test_a_version_that_the_system_cannot_execute_is_given_up(tmp_path: Path) -> None:
+    config, root = tmp_path / "agent.toml", tmp_path / "state"
+    config.write_text('state_dir = "state"\n')
+    for name in "ab":
+        _executable(root, name)
+    av.write_versions(root, AgentVersions(current="b", previous="a"))
+    launch.launch(config, [])  # returns: the installed agent goes on in this process
+    versions = av.read_versions(root)
+    assert (versions.current, versions.failed) == ("", "b")
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", ".x.tmp", "a/b", "x\n", "", "é"])
+def test_an_odd_name_is_no_version(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "one" / "state"
+    for folder in (root / av.FOLDER / name, root / av.FOLDER):
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / "bin" / "python").symlink_to(sys.executable)
+        if name in ("", ".."):
+            break
+    assert "no whole environment" in AgentTrial(root, {}).begin(name, TrialTerms(False, False))
+    assert av.at_start(AgentVersions(trial=name), lambda one: av.is_usable(root, one))[1] == ""
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path: Path) -> None:
+    bundle = tmp_path / "agent.bundle"
+    pack_agent(bundle, agent_wheel(tmp_path / "wheels", "1.0"), "")
+    for _ in range(2):
+        make_environment(bundle, tmp_path / av.FOLDER, "1.0-x")
+        assert av.is_usable(tmp_path, "1.0-x")
+        python = av.python_of(tmp_path, "1.0-x")
+        python.unlink()
+        python.symlink_to("/usr/bin/python3.1")
+
+
 def test_a_wheel_with_a_name_that_leads_out_is_refused(tmp_path: Path) -> None:
     folder = agent_wheel(tmp_path / "wheels", "1.0")
     with zipfile.ZipFile(folder / "tandem_edge-1.0-py3-none-any.whl", "a") as archive:
@@ -150,9 +241,17 @@ def _link_double(target: str, path: Path) -> None:
     path.chmod(0o700)
 
 
+class _ExecutedError(Exception):
+    """This process would be another program now."""
+
+
 def _start(config: Path) -> str:
     """Start the agent as the unit does; return the version that it becomes."""
-    with mock.patch.object(os, "execve") as execve, mock.patch.object(launch, "_watch"):
+    with (
+        mock.patch.object(os, "execve", side_effect=_ExecutedError) as execve,
+        mock.patch.object(launch, "_watch"),
+        contextlib.suppress(_ExecutedError),
+    ):
         launch.launch(config, [])
     return "" if not execve.called else str(execve.call_args[0][2][launch.ENVIRONMENT])
 
@@ -165,6 +264,8 @@ def _story(root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[A
         make_environment(bundle, root / av.FOLDER, name)
         mark({current, name})
         running = AgentTrial(root, {launch.ENVIRONMENT: current} if current else {})
+        running.stage(name)
+        assert AgentTrial(root, {}).is_staged(name)
         assert running.begin(name, TrialTerms(mqtt=True, pipeline=False)) == ""
         assert _start(config) == name
         mark({current} if name == "2" else {current, name})
@@ -183,7 +284,8 @@ def _story(root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[A
 def _story_of_failed_starts(
     root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[Any], None]
 ) -> None:
-    """Two versions are kept; the second one runs, and then ends before it runs, three times."""
+    """Two versions are kept; the second one runs, and then ends before it runs, three times, and
+    once more by a wrong agent.toml. The first one is started then, until its Python is gone."""
     mark(({""}, 0))
     previous = ""
     for name in "12":
@@ -201,9 +303,39 @@ def _story_of_failed_starts(
     assert av.read_versions(root).failed_starts == 0
     for count in (1, 2, 3):
         assert _start(config) == "2"
+        if count == 2:
+            mark(({"2"}, 1))
+            with mock.patch.dict(os.environ, {launch.ENVIRONMENT: "2"}):
+                launch.excuse_start(config)
+            assert av.read_versions(root).failed_starts == 1
+            assert _start(config) == "2"
         mark(({"1"} if count == 3 else {"1", "2"} if count == 2 else {"2"}, count))
     assert _start(config) == "1"
-    mark(({"1"}, 0))
+    mark(({"1", ""}, 1))
+    av.python_of(root, "1").unlink()
+    assert _start(config) == ""
+    assert av.read_versions(root).current == ""
+    mark(({""}, 0))
+
+
+def _story_of_a_version_that_is_gone(
+    root: Path, config: Path, bundles: dict[str, Path], mark: Callable[[Any], None]
+) -> None:
+    """Two versions are kept, and the Python of the second one goes: starts of the first count."""
+    names = {""}
+    mark((names, 0))
+    for name in "12":
+        make_environment(bundles[name], root / av.FOLDER, name)
+        names = {*names, name}
+        mark((names, 0))
+    av.write_versions(root, AgentVersions(current="2", previous="1"))
+    mark(({"1", "2"}, 0))
+    av.python_of(root, "2").unlink()
+    for count in (1, 2, 3):
+        assert _start(config) == "1"
+        mark(({"1", ""} if count >= 2 else {"1"}, count))
+    assert _start(config) == ""
+    mark(({""}, 0))
 
 
 def _check(tree: Tree, claim: Any, whole: dict[str, Tree], root: Path) -> None:
@@ -269,6 +401,10 @@ def test_a_power_cut_at_any_write_starts_a_whole_version(tmp_path: Path) -> None
 
 def test_a_power_cut_forgets_no_failed_start(tmp_path: Path) -> None:
     assert _enumerate(tmp_path, story=_story_of_failed_starts) > 500
+
+
+def test_a_power_cut_forgets_no_start_of_the_version_before(tmp_path: Path) -> None:
+    assert _enumerate(tmp_path, story=_story_of_a_version_that_is_gone) > 300
 
 
 def test_the_checker_notices_counts_that_are_not_synced(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from control_fixtures import client_of, desired_of
 from fleet_fixtures import Fleet
+from fleet_server_fixtures import report
 from mqtt_fixtures import WAIT_S, AgentBox, Mosquitto, make_bundle
 from self_update_fixtures import DIES, HANGS, Board, packed, real_bundle, until
 from wheel_fixtures import agent_wheel, tandem_wheel
@@ -21,11 +22,11 @@ from device.agent.environment import make_environment
 from device.agent.launch import ENVIRONMENT
 from device.control.__main__ import main as control_main
 from device.control.client import Client
-from device.control.self_update import install_version
+from device.control.self_update import install_version, try_version
 from device.errors import BundleError, StateError, TrustError
 from device.files import sha256_of
-from device.protocol.control import Install, SwitchAgent
-from device.protocol.documents import encode
+from device.protocol.control import Answer, Ask, AskProgress, Install, SwitchAgent
+from device.protocol.documents import AgentReport, encode
 from device.update import agent_versions as av
 from device.update.agent_versions import AgentVersions
 from toolkit.fleet.brokers.local import free_port
@@ -159,6 +160,27 @@ def _switch_with_a_pipeline(tmp_path: Path, box: AgentBox, monkeypatch: pytest.M
     box.start()
     until(lambda: av.read_versions(box.state_dir) == AgentVersions(current="2-x"))
     assert len(box.runs()) == 2
+
+
+class _Client:
+    """A double: its agent runs `running`, and keeps each version that it is asked to try."""
+
+    def __init__(self, state_dir: Path, running: str) -> None:
+        self.state_dir, self._running = state_dir, running
+
+    def ask(self, ask: Ask) -> Answer:
+        if isinstance(ask, SwitchAgent):
+            self._running = ask.environment
+        reported = msgspec.structs.replace(report(), versions=AgentReport(running=self._running))
+        return Answer(device="d", reported=reported)
+
+
+@pytest.mark.parametrize("running", ["", "2-x"])
+def test_a_current_version_is_tried_again_unless_it_runs(tmp_path: Path, running: str) -> None:
+    av.write_versions(tmp_path, AgentVersions(current="2-x"))
+    client = _Client(tmp_path, running)
+    assert try_version(client, "2-x", 1.0) == ""  # type: ignore[arg-type]
+    assert client.ask(AskProgress()).reported.versions.running == "2-x"  # type: ignore[union-attr]
 
 
 def try_to_switch(client: Client) -> None:

@@ -15,6 +15,7 @@ from unit_table import NEVER, ROWS, VERSIONS, device_rules, read_unit
 
 from device.agent.log import JOURNAL, JournalFormatter
 from device.agent.sd_notify import READY, STOPPING, WATCHDOG, Notifier
+from device.update.agent_versions import TRIAL_S
 from toolkit.fleet.boards.texts import unit_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -72,6 +73,21 @@ def test_the_unit_of_a_board_differs_by_its_user_alone() -> None:
         "User": "robot",
         "SupplementaryGroups": "video",
     }
+
+
+def test_the_unit_starts_the_agent_again_whatever_ends_a_trial() -> None:
+    """What a trial of a version of the agent relies on: systemd.service(5), systemd.unit(5)."""
+    rows = dict(read_unit(UNIT.read_text()))
+    assert rows["Restart"] == "always"  # after a clean end, a signal and the watchdog, too
+    assert rows["StartLimitIntervalSec"] == "0"  # and however often
+    assert 0.0 < float(rows["WatchdogSec"]) < TRIAL_S  # a version that hangs is ended before
+    # The version becomes the process that systemd has started: what it says counts as the unit's.
+    assert rows["Type"] == "notify"
+    assert rows.get("NotifyAccess", "main") == "main"
+    # The installed version's process that watches the time ends with the unit, and before a start.
+    assert rows["KillMode"] in ("mixed", "control-group")
+    stops = {"RestartPreventExitStatus", "RemainAfterExit", "RuntimeMaxSec", "RestartMode"}
+    assert not stops & rows.keys()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -10,9 +10,12 @@ from wheel_fixtures import agent_wheel, empty_wheel
 from device.errors import BundleError, DeployError
 from device.update.agent_payload import AgentPayload
 from device.update.bundle import check_bundle, write_agent_bundle
+from toolkit.errors import RolloutError
 from toolkit.fleet.brokers.address import BrokerAddress
 from toolkit.fleet.bundles.agent import pack_agent, payload_of
 from toolkit.fleet.bundles.unpacked import unpacked
+from toolkit.fleet.server.rollout_request import RolloutRequest, spec_of
+from toolkit.fleet.store.database import open_database
 from toolkit.fleet.transports.deploy import deploy_bundle
 
 OWN = "tandem_edge-1.2-py3-none-any.whl"
@@ -79,6 +82,28 @@ def test_a_folder_has_one_wheel_of_tandem(tmp_path: Path) -> None:
             version="../x",
             payload=AgentPayload(),
         )
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        (RolloutRequest(confirm_after_s=5.0), "--confirm-after"),
+        (RolloutRequest(shadow_s=5.0, gates="shadow_frames>1"), "--shadow"),
+        (RolloutRequest(gates="fps>1, shadow_frames>1"), "the gate shadow_frames>1"),
+        (RolloutRequest(gates="golden_agreement>0.9"), "the gate golden_agreement>0.9"),
+        (RolloutRequest(gates="score_agreement>0.9"), "the gate score_agreement>0.9"),
+    ],
+)
+def test_a_rollout_of_the_agent_refuses_what_has_no_effect(
+    tmp_path: Path, request_: RolloutRequest, what: str
+) -> None:
+    bundle = packed(tmp_path, "2.0", "pass")
+    database = open_database("sqlite:///fleet.db", tmp_path)
+    with pytest.raises(RolloutError, match=f"leave {what} out for a release of the agent"):
+        spec_of(database, request_, bundle)
+    gates = spec_of(database, RolloutRequest(gates="fps>1, errors<1%"), bundle).gates
+    assert [gate.name for gate in gates] == ["fps", "errors"]
+    database.close()
 
 
 def test_a_release_of_the_agent_goes_to_no_board_by_deploy(tmp_path: Path) -> None:

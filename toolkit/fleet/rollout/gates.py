@@ -75,6 +75,8 @@ FIGURES: Mapping[str, Callable[[Measured], float | None]] = {
     "shadow_frames": lambda measured: float(measured.shadow_frames),
 }
 POOLED = "errors"
+# Measured before or in the trial of a pipeline alone.
+AGREEMENT_GATES = ("score_agreement", "golden_agreement", "shadow_agreement", "shadow_frames")
 SHARES = frozenset({POOLED, "score_agreement", "golden_agreement", "shadow_agreement"})
 
 

@@ -1,5 +1,6 @@
 """A rollout as people and programs ask for it: texts, which become the checked values of a spec."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from toolkit.errors import RolloutError
 from toolkit.fleet.bundles.facts import statements_of
 from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.gates import parse_gates
+from toolkit.fleet.rollout.gates import AGREEMENT_GATES, Gate, parse_gates
 from toolkit.fleet.rollout.groups import parse_groups, queries_in
 from toolkit.fleet.rollout.limits import parse_limit, parse_share
 from toolkit.fleet.rollout.policy import with_gates, with_window
@@ -59,8 +60,8 @@ def spec_of(database: Database, request: RolloutRequest, bundle: Path) -> v.Roll
     """
     info = read_bundle_info(bundle)
     gates, facts = parse_gates(request.gates), statements_of(info)
-    if info.agent is not None and request.shadow_s:
-        raise RolloutError("shadow mode compares pipelines: leave --shadow out for an agent")
+    if info.agent is not None:
+        _check_agent(request, gates)
     release = release_of(bundle)
     policy = InstallPolicy(
         confirm_after_s=request.confirm_after_s,
@@ -94,3 +95,14 @@ def spec_of(database: Database, request: RolloutRequest, bundle: Path) -> v.Roll
         queries={name: query_of(database, name) for name in queries_in(groups)},
         agent=info.agent,
     )
+
+
+def _check_agent(request: RolloutRequest, gates: Sequence[Gate]) -> None:
+    """Raise RolloutError for what would be of no effect on a release of the agent."""
+    used = {"--shadow": request.shadow_s, "--confirm-after": request.confirm_after_s}
+    words = [option for option, value in used.items() if value]
+    words += [f"the gate {gate}" for gate in gates if gate.name in AGREEMENT_GATES]
+    if words:
+        raise RolloutError(
+            f"leave {words[0]} out for a release of the agent: it is about the trial of a pipeline"
+        )
