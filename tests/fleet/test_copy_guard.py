@@ -15,7 +15,7 @@ from device.protocol.topics import SERVER_CLAIM
 from toolkit.errors import RolloutError
 from toolkit.fleet.server.copy_guard import (
     CLAIM_S,
-    ECHO_S,
+    LISTEN_S,
     LIVE_S,
     SILENT_S,
     Claim,
@@ -56,10 +56,22 @@ def test_a_server_alone_serves_once_its_claim_comes_back_or_never_does() -> None
     assert guard.advance(100.0 + CLAIM_S) == [(guard.topic, encode(claim("a", serves=True)))]
     deaf = CopyGuard(claim("a"), lambda _holder: False)
     deaf.connect(100.0)
-    deaf.advance(100.0 + ECHO_S - 0.1)
+    deaf.advance(100.0 + LISTEN_S - 0.1)
     assert not deaf.is_alone
-    deaf.advance(100.0 + ECHO_S)
+    deaf.advance(100.0 + LISTEN_S)
     assert deaf.is_alone
+
+
+def test_where_a_wildcard_gets_nothing_retained_a_server_listens_before_it_serves() -> None:
+    """As behind RabbitMQ; one that has served already goes on at once after an outage."""
+    for served, is_alone in ((False, False), (True, True)):
+        guard = CopyGuard(claim("b", serves=served), lambda _holder: False)
+        guard.connect(100.0, gets_retained=False)
+        guard.take(message(claim("b")), 100.2)
+        guard.advance(100.0 + LISTEN_S - 0.1)
+        assert guard.is_alone == is_alone
+        guard.advance(100.0 + LISTEN_S)
+        assert guard.is_alone
 
 
 def test_a_server_that_starts_on_a_copy_is_refused() -> None:

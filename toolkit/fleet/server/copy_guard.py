@@ -24,7 +24,9 @@ LOG = logging.getLogger("tandem.fleet")
 CLAIM_S = LEASE_S / 3  # between two claims of a server
 LIVE_S = CLAIM_S / 2  # two claims so far apart were not sent by a server that has ended since
 SILENT_S = 2 * LEASE_S  # without a new claim for so long, its server is gone
-ECHO_S = LEASE_S  # a broker that does not return a claim for so long never does
+# A broker that does not return a claim for so long never does, and one that gives what it retains
+# to no wildcard (RabbitMQ) has passed on new claims of all servers.
+LISTEN_S = LEASE_S
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -77,11 +79,14 @@ class CopyGuard:
         self._known = {claim.holder}  # holders on this store, also those that have ended
         self._others: dict[str, _Other] = {}
         self._connected_s = self._claimed_s = 0.0
+        self._gets_retained = True
         self._is_heard = False  # own claim came back, and before it all that others had retained
         self._warned: set[str] = set()
 
-    def connect(self, now_s: float) -> None:
-        """The connection is up: look for others anew."""
+    def connect(self, now_s: float, *, gets_retained: bool = True) -> None:
+        """The connection is up: look for others anew. `gets_retained`: the broker has told what it
+        retains before it returns the own claim."""
+        self._gets_retained = gets_retained
         self.is_alone = self._is_heard = False
         self._others.clear()
         self._connected_s, self._claimed_s = now_s, now_s - CLAIM_S
@@ -113,7 +118,8 @@ class CopyGuard:
         """Return what is to be published now, retained: the own claim, and an empty message in the
         place of each claim whose server is gone."""
         gone: list[str] = []
-        if not self.is_alone and (self._is_heard or now_s - self._connected_s >= ECHO_S):
+        knows_all = self._is_heard and (self._gets_retained or self._claim.serves)
+        if not self.is_alone and (knows_all or now_s - self._connected_s >= LISTEN_S):
             gone = [topic for topic, row in self._others.items() if now_s - row.heard_s >= SILENT_S]
             for topic in gone:
                 del self._others[topic]

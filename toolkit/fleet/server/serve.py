@@ -393,12 +393,13 @@ class FleetServer:
         if isinstance(event, LinkUp):
             LOG.info("connected with MQTT %s", event.mqtt_version)
             self._is_connected = True
-            if self._guard is not None:
-                self._guard.connect(time.monotonic())
             self._watch.begin(time.time())
             # Without MQTT 5 it may be a cluster whose nodes keep retained messages each for itself:
             # a device at another node than ours gets only what is sent while it is there.
             self._republishes_at_birth = event.mqtt_version == "3.1.1"
+            if self._guard is not None:
+                now_s, gets_retained = time.monotonic(), event.mqtt_version != "3.1.1"
+                self._guard.connect(now_s, gets_retained=gets_retained)
             self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
             self._republished_to, self._republish_but, self._unsent = "", (), {}
