@@ -16,9 +16,10 @@ from device.agent.event_sender import UpdateEnded
 from device.enrol.request import EnrolRequest, EnrolResponse, request_topic, response_topic
 from device.protocol import documents
 from device.protocol.messages import Failure, Heartbeat, Ready, Reload, Result, Shadow, Stats
-from device.protocol.topics import PipelineTopics, Topics
+from device.protocol.topics import SERVER_CLAIM, PipelineTopics, Topics
 from pipelines.sinks.events import Event
 from pipelines.sinks.track_lifecycle import ObjectEvent
+from toolkit.fleet.server.copy_guard import Claim
 
 PATH = Path(__file__).parents[1] / "docs" / "schema" / "asyncapi.json"
 TOPICS = Topics("{device}")
@@ -97,6 +98,8 @@ CHANNELS: tuple[Channel, ...] = (
             "A new device asks for a certificate.", ("request",)),
     Channel("enrolResponse", response_topic("{request}"), "fleet", EnrolResponse, 1, False,
             "The certificate, or why there is none.", ("request",)),
+    Channel("claim", f"{SERVER_CLAIM}/{{server}}", "fleet", Claim, 1, True,
+            "A server of the fleet works; empty, as its will: no longer.", ("server",)),
 )  # fmt: skip
 
 PARAMETERS = {
@@ -108,6 +111,7 @@ PARAMETERS = {
     "op": "An operation: restart, pipeline, snapshot, log, logs, report, reboot.",
     "command": "The id of the command, chosen by who gives it.",
     "source": "agent or pipeline.",
+    "server": "Chosen by the server.",
 }
 
 

@@ -2,6 +2,7 @@
 
     python -m scripts.bench_scale calibrate [--samples 2000] [--workers 4] [--kill 2]
     python -m scripts.bench_scale builds [--models 3] [--profiles orin-nano-8gb orin-nx-16gb]
+                                         [--precisions fp16 int8] [--workers 1]
     python -m scripts.bench_scale storm [--clients 100000] [--handshake-ms 1.5]
     python -m scripts.bench_scale farm [--boards 50] [--tactics 220] [--die 5] [--lie 2]
 
@@ -11,9 +12,10 @@ time. Prints whether the tables are the same bytes, the clock against the ideal 
 seconds of the plain run over what the workers had: cores at most, dead ones not counted), and the
 processor seconds of both.
 
-builds: `tandem build` for each engine, then `tandem build-all`, which is killed once in the middle
-and started again, a second run, and whether engines are the same bytes. Each side has a cache of
-its own, which is empty at first, and the plain loop has TANDEM_REBUILD set.
+builds: `tandem build` for each engine, then `tandem build-all`, which is killed once half of them
+are there and started again, a second run, and whether engines are the same bytes. Each side has a
+cache of its own, which is empty at first, and the plain loop has TANDEM_REBUILD set. Processor
+seconds are those of all processes, the killed ones among them.
 
 storm: agents whose broker comes back after an outage, simulated with their own pauses. The broker
 has one core, and takes what came first first: half of `--handshake-ms` for its answer to a client,
@@ -26,7 +28,9 @@ one of a board within the error that the table states, and how many messages tha
 """
 
 import argparse
+import ctypes
 import heapq
+import itertools
 import json
 import os
 import random
@@ -40,7 +44,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +64,8 @@ GONE_S = 50e-6  # to close a connection whose client has gone
 ROUND_TRIP_S = 0.05
 SIZE, CHANNELS = 32, 24
 DASK = "distributed.cli.dask_"
+PR_SET_CHILD_SUBREAPER = 36
+prctl = ctypes.CDLL(None).prctl
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -72,6 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
     one.add_argument("--kill", type=int, default=2)
     two = commands.add_parser("builds")
     two.add_argument("--models", type=int, default=3)
+    two.add_argument("--workers", type=int, default=1)
     two.add_argument("--samples", type=int, default=64)
     two.add_argument("--profiles", nargs="+", default=["orin-nano-8gb", "orin-nx-16gb"])
     two.add_argument("--precisions", nargs="+", default=["fp16", "int8"])
@@ -193,19 +202,16 @@ def builds(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         "models": [{"path": f"{name}.onnx", "data": "data"} for name in names],
     }
     (folder / "matrix.toml").write_text("".join(f"{k} = {toml(v)}\n" for k, v in matrix.items()))
-    loop, engines = 0.0, []
-    for name in names:
-        for precision in options.precisions:
-            for profile in options.profiles:
-                engine = f"{name}.{profile}.{precision}.engine"
-                words = ["build", f"{name}.onnx", "--profile", profile, "--precision", precision]
-                if precision == "int8":
-                    words += ["--data", "data", "--method", "minmax", "--accept-loss"]
-                loop += run(folder, *words, "-o", engine, cache="loop", rebuild=True)[1]
-                engines.append(engine)
-    first = killed_once(folder)
-    all_of_them = run(folder, "build-all", "matrix.toml", cache="all")[1]
-    second = run(folder, "build-all", "matrix.toml", cache="all")[1]
+    cells = list(itertools.product(names, options.precisions, options.profiles))
+    engines = [f"{name}.{profile}.{precision}.engine" for name, precision, profile in cells]
+    began = children_s()
+    with ThreadPoolExecutor(options.workers) as threads:
+        list(threads.map(partial(build_one, folder), cells, engines))
+    loop = children_s() - began
+    words = ["build-all", "matrix.toml", "--workers", str(options.workers)]
+    first = killed_in_the_middle(folder, words, max(1, len(engines) // 2))
+    all_of_them = run(folder, *words, cache="all")[1]
+    second = run(folder, *words, cache="all")[1]
     return {
         "engines": len(engines),
         "same_bytes": all(same(folder / one, folder / "engines" / one) for one in engines),
@@ -216,6 +222,15 @@ def builds(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         "second_cpu_s": round(second, 2),
         "second_to_first": round(second / (first[1] + all_of_them), 4),
     }
+
+
+def build_one(folder: Path, cell: tuple[str, str, str], engine: str) -> None:
+    """Build the engine of a model in a precision for a profile, by a command of its own."""
+    name, precision, profile = cell
+    words = ["build", f"{name}.onnx", "--profile", profile, "--precision", precision]
+    if precision == "int8":
+        words += ["--data", "data", "--method", "minmax", "--accept-loss"]
+    run(folder, *words, "-o", engine, cache="loop", rebuild=True)
 
 
 def storm(clients: int, handshake_s: float, outage_s: float, seed: int = 1) -> dict[str, object]:
@@ -258,19 +273,34 @@ def storm(clients: int, handshake_s: float, outage_s: float, seed: int = 1) -> d
     }
 
 
-def killed_once(folder: Path) -> tuple[int, float]:
-    """Kill a run once it has an engine; returns the number of engines, and processor seconds."""
+def killed_in_the_middle(folder: Path, words: Sequence[str], count: int) -> tuple[int, float]:
+    """Kill a run once it has `count` engines; returns the number of engines, and processor seconds,
+    those of its workers among them: as orphans they are this process's to wait for."""
+    if prctl(PR_SET_CHILD_SUBREAPER, 1):
+        raise SystemExit("this kernel gives orphans to nobody but init")
     began = children_s()
     engines = folder / "all" / "engines"
     with subprocess.Popen(
-        [*TANDEM, "build-all", "matrix.toml"], cwd=folder, env=environment(folder, "all"),
+        [*TANDEM, *words], cwd=folder, env=environment(folder, "all"),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
-        while process.poll() is None and not list(engines.glob("*/*")):
+        while process.poll() is None and len(list(engines.glob("*/*"))) < count:
             time.sleep(0.05)
+        orphans = children_of(process.pid)
         process.kill()
-    time.sleep(1.0)  # its processes end with it
+    for orphan in orphans:  # they end with it
+        with suppress(ChildProcessError):
+            os.waitpid(orphan, 0)
     return len(list(engines.glob("*/*"))), children_s() - began
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have."""
+    children: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            children += map(int, file.read_text().split())
+    return [*children, *(below for one in children for below in children_of(one))]
 
 
 def run(

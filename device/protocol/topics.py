@@ -12,6 +12,7 @@ fleet/v1/{device}/tuf/get            the device asks for a file of the signed re
 fleet/v1/{device}/tuf/reply/{id}/{n} part n of the answer to the request of this id
 fleet/v1/{device}/blob/{sha256}/{n}/{peer}  the same, from the server of this name (n = "d7": chunk
                                     7 as a difference; n = "none": the server has no such blob)
+fleet/v1/~server/claim/{server}     retained, will: empty: a server of the fleet works
 fleet/v1/{device}/cmd/{op}           retained: the device takes this operation
 fleet/v1/{device}/cmd/{op}/{id}      retained: a command, answered in place with how far it is
 fleet/v1/{device}/log/{source}       lines of the agent and of its pipeline, while asked for
@@ -33,6 +34,7 @@ from msgspec import Meta
 PREFIX = "fleet/v1"
 PROVISION = "fleet/provision/v1"  # {id}/request, {id}/response: a new device's certificate
 BLOB_GET_OF_ALL = f"{PREFIX}/+/blob/get"  # what a server of chunks subscribes to
+SERVER_CLAIM = f"{PREFIX}/~server/claim"  # /{server}: one that works; no device's id has a `~`
 TUF_GET_OF_ALL = f"{PREFIX}/+/tuf/get"  # what the server of metadata subscribes to
 DeviceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 

@@ -5,8 +5,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +29,7 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.store import devices, lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
-from toolkit.fleet.store.dialects import parse_url
+from toolkit.fleet.store.dialects import ROWS_AT_ONCE, parse_url
 
 SHA = "a" * 64
 EAR = Ear(0.0, 100.0)
@@ -51,6 +53,68 @@ def test_the_log_is_a_chain_and_cannot_be_changed(store: Database) -> None:
         with pytest.raises(RolloutError, match="append-only"), store.write():
             store.run(statement)
     assert log.verify(store).rows == 3
+
+
+def test_statements_of_many_rows_change_each_row(store: Database) -> None:
+    """More rows than a statement of PostgreSQL takes; texts with all that JSON and SQL escape;
+    numbers that are whole in some rows and missing in others."""
+    text = "'\"\\ \n\t% ? \\u0000 zwölf 😀 $1 {} []"
+    rows = [
+        (f"d{number:04}", 0.1 * number if number % 2 else number, text, None if number % 3 else 2.5)
+        for number in range(2 * ROWS_AT_ONCE + 1)
+    ]
+    known = "SELECT id, seen_s, labels, fps, p95_ms FROM devices ORDER BY id"
+    insert = "INSERT INTO devices (id, seen_s, labels, fps, p95_ms) VALUES (?, ?, ?, ?, ?)"
+    update = " ON CONFLICT (id) DO UPDATE SET seen_s = excluded.seen_s"
+    with store.write():
+        store.run_many(insert + update, [(*row, None) for row in rows])
+        store.run_many(insert + update, [("d0000", 7, "not kept", None, None)])
+        store.run_many(insert + update, [])
+    assert store.rows(known) == [("d0000", 7.0, text, 2.5, None), *((*r, None) for r in rows[1:])]
+    changes = [(label, 0.5, id_) for id_, _seen_s, label, fps in rows[:20] if fps is None]
+    with store.write():
+        store.run_many("UPDATE devices SET labels = ?, fps = ? WHERE id = ? AND fps IS NULL", [
+            (f"{label}!", fps, id_) for label, fps, id_ in changes
+        ])  # fmt: skip
+        store.run_many("DELETE FROM devices WHERE id = ?", [(row[0],) for row in rows[20:]])
+    assert store.rows("SELECT labels, fps, id FROM devices ORDER BY id") == [
+        (f"{text}!", 0.5, row[0]) if row[3] is None else (text, 2.5, row[0]) for row in rows[:20]
+    ]
+
+
+class Counted:
+    """A connection that counts the statements that it is given, those of `executemany` by rows."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.statements = 0
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> Any:
+        self.statements += 1
+        return self._connection.execute(sql, values)
+
+    def cursor(self) -> Any:
+        return self
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+        self.statements += len(rows)
+        self._connection.cursor().executemany(sql, rows)
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_postgresql_gets_no_statement_for_each_device(store: Database) -> None:
+    known = all_devices(store)
+    rows = [devices.DeviceRow(f"d{number}", 1.0, None, None, {}) for number in range(300)]
+    counted = store._connection = Counted(store._connection)  # type: ignore[assignment]
+    try:
+        with store.write():
+            devices.save_devices(store, rows)
+            notes = [log.Note("server", "desired", "{}", 1, (row.id,)) for row in rows]
+            log.append(store, notes, 2.0)
+    finally:
+        store._connection = counted._connection
+    assert len(all_devices(store)) == len(known) + 300
+    assert counted.statements < 15
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ class Serve:
     """Watch all devices, carry rollouts out and serve what devices fetch, until it is stopped.
 
     It may be killed at any moment: what it decides is in the store before it is sent. A second
-    server on the same store stands by.
+    server on the same store stands by; one on a copy of the folder is refused.
 
     Example: tandem fleet serve --fleet fleet/ --metrics 9464
     """
@@ -226,6 +226,7 @@ class Serve:
         "Answer Prometheus at http://HOST:PORT/metrics.  [HOST: 127.0.0.1]", metavar="[HOST:]PORT"
     )
     otlp: str | None = option(OTLP, metavar="URL")
+    replace: bool = option("Take the place of a server that runs on a copy of the folder.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,27 @@ import logging
 import math
 import queue
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
 from device.errors import TrustError
 from device.protocol.documents import Beat, Desired, Reported, StateDocument, decode
-from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, queue_putter
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, Will, queue_putter
 from device.protocol.signed import Told, open_told
-from device.protocol.topics import PREFIX, Topics
+from device.protocol.topics import PREFIX, SERVER_CLAIM, Topics
 from toolkit.fleet.authority import SERVER
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.server.answers import Answers
 from toolkit.fleet.server.control import Control, DesiredSigner, encode_all
+from toolkit.fleet.server.copy_guard import Claim, CopyGuard, fleet_id
 from toolkit.fleet.server.device_cache import voice_of
 from toolkit.fleet.server.metrics import Meters, MetricsListener, ServerFigures
 from toolkit.fleet.server.otlp import OtlpPush
@@ -127,15 +130,19 @@ class FleetServer:
         services: Sequence[ServiceFactory] = SERVICES,
         metrics: tuple[str, int] | None = None,
         otlp: str | None = None,
+        replace: bool = False,
     ) -> None:
         """`sign` makes the payloads of desired documents, by default as `signer_of` says;
         `metrics`: where Prometheus finds its figures, `otlp`: the collector that they are sent to,
-        None: nowhere."""
+        None: nowhere; `replace`: a server on a copy of the folder has to stop, and not this one."""
         self._fleet = fleet
         self._sign = sign or signer_of(fleet)
         self._reader = reader_of(fleet)
         self._services = services
+        self._running: list[Service] = []  # once nobody else serves a copy
         self._holder = lease.holder_name()
+        self._replaces = replace
+        self._guard: CopyGuard | None = None  # while this server has a connection
         self._metrics = metrics
         self._otlp = otlp
         self._meters = Meters()
@@ -199,14 +206,15 @@ class FleetServer:
 
     def _work(self, database: Database, control: Control, stopped: threading.Event) -> None:
         every = Topics("+")
-        subscriptions = ((every.state, 1), (every.reported, 1), (every.beat, 1))
+        topics = (every.state, every.reported, every.beat, f"{SERVER_CLAIM}/+")
+        subscriptions = tuple((topic, 1) for topic in topics)
         settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions, SERVER)
-        link = Link(settings, queue_putter(self._events, stopped))
-        services = [make(self._fleet, self._owns) for make in self._services]
+        guard = CopyGuard(self._own_claim(), partial(lease.has_lease, database))
+        putter = queue_putter(self._events, stopped)
+        link = Link(settings, putter, lambda _session: Will(guard.topic, b""))
+        self._guard = guard
         try:
             link.start()
-            for service in services:
-                service.start()
             self._down_since_s = time.monotonic()
             joined: Control | None = control
             while joined is not None and not stopped.is_set():
@@ -225,9 +233,21 @@ class FleetServer:
         finally:
             self._meters.holds_lease = False
             stopped.set()  # nobody takes events any more
+            link.publish(guard.topic, b"", qos=1, retain=True, wait_s=1.0)
             link.close()
-            for service in services:
+            for service in self._running:
                 service.close()
+
+    def _own_claim(self) -> Claim:
+        folder, name = self._fleet.folder, self._fleet.file.name
+        return Claim(
+            fleet=fleet_id(folder, name),
+            holder=self._holder,
+            host=socket.gethostname(),
+            folder=str(folder),
+            since_s=time.time(),
+            replaces=self._replaces,
+        )
 
     def _share(
         self, database: Database, control: Control, link: Link, stopped: threading.Event
@@ -325,7 +345,7 @@ class FleetServer:
             self._watch.caught_up(time.time())
         elif self._behind <= 0:  # under a flood, too, what came before a moment was heard
             self._watch.caught_up(self._asked_s)
-        if not self._is_connected:
+        if not self._may_serve(control, link):
             return  # nobody can be heard: no device may count as late
         voices = control.devices.voices
         heard = (
@@ -346,11 +366,28 @@ class FleetServer:
         if taken:
             self._meters.delay.observe(time.monotonic() - first_s, taken)
 
+    def _may_serve(self, control: Control, link: Link) -> bool:
+        """Say that this server works, and return whether it is connected and none on a copy of the
+        fleet works; what devices ask for is answered from then on."""
+        if self._guard is None or not self._is_connected:
+            return self._is_connected
+        now_s = time.monotonic()
+        if now_s < control.leased_s + lease.LEASE_S:
+            for topic, payload in self._guard.advance(now_s):
+                link.publish(topic, payload, qos=1, retain=True)
+        if self._guard.is_alone and not self._running:
+            self._running = [make(self._fleet, self._owns) for make in self._services]
+            for service in self._running:
+                service.start()
+        return self._guard.is_alone
+
     def _take(self, event: LinkEvent, control: Control) -> None:
-        if isinstance(event, Message):
-            self._take_message(event, control)
-        else:
+        if not isinstance(event, Message):
             self._take_link(event)
+        elif self._guard is not None and event.topic.startswith(SERVER_CLAIM):
+            self._guard.take(event, time.monotonic())
+        else:
+            self._take_message(event, control)
 
     def _take_link(self, event: LinkUp | LinkDown) -> None:
         if isinstance(event, LinkUp):
@@ -360,6 +397,9 @@ class FleetServer:
             # Without MQTT 5 it may be a cluster whose nodes keep retained messages each for itself:
             # a device at another node than ours gets only what is sent while it is there.
             self._republishes_at_birth = event.mqtt_version == "3.1.1"
+            if self._guard is not None:
+                now_s, gets_retained = time.monotonic(), event.mqtt_version != "3.1.1"
+                self._guard.connect(now_s, gets_retained=gets_retained)
             self._reconnected |= time.monotonic() - self._away_since_s > AWAY_S
             # A broker may have lost what it retained: all is said again, which changes nothing.
             self._republished_to, self._republish_but, self._unsent = "", (), {}
@@ -431,6 +471,8 @@ class FleetServer:
 
     def _send(self, control: Control, link: Link) -> None:
         """Publish documents as far as the connection takes them, while the lease is certain."""
+        if self._guard is not None and not self._guard.is_alone:
+            return
         while self._is_sending(control):
             for device, payload in list(islice(self._unsent.items(), SENT_AT_ONCE)):
                 if not self._sends_from_s <= time.monotonic() < control.leased_s + lease.LEASE_S:

@@ -41,7 +41,7 @@ class Database:
         assert self._writing, "outside of a write transaction"
         if rows:
             with self._explained():
-                self._connection.cursor().executemany(self._sql(sql), rows)
+                self.dialect.run_many(self._connection, sql, rows)
 
     def now_s(self) -> float:
         """Return the database's clock, which all its clients share."""

@@ -3,14 +3,19 @@
 Statements are written with `?` for values; none has a literal `?` or `%`.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from toolkit.errors import RolloutError
 
 BUSY_S = 30.0  # how long a writer waits for another one
+ROWS_AT_ONCE = 1000  # of a statement; PostgreSQL takes 256 MB of JSON
+Rows = Sequence[Sequence[object]]
 
 
 class Connection(Protocol):
@@ -33,7 +38,8 @@ class Dialect:
     that reads all as of one moment; `append_only`: what keeps the log from being changed, but for
     rows that a checkpoint covers, which may be deleted;
     `to_3`: what takes the triggers of older stores away; `position`: the function (text, part) that
-    is 0 where the part is not in the text; `shares`: several servers may work on it."""
+    is 0 where the part is not in the text; `run_many`: runs a statement for each row of values;
+    `shares`: several servers may work on it."""
 
     name: str
     connect: Callable[[str], Connection]
@@ -45,6 +51,7 @@ class Dialect:
     append_only: tuple[str, ...]
     to_3: tuple[str, ...]
     position: str
+    run_many: Callable[[Connection, str, Rows], None]
     shares: bool
 
 
@@ -89,6 +96,43 @@ def _postgresql_errors() -> tuple[type[Exception], ...]:
     return (psycopg.Error,)
 
 
+_TYPES: Mapping[type, str] = {int: "bigint", float: "double precision", str: "text"}
+_VALUES = re.compile(r"VALUES \(([?, ]+)\)")
+_GIVEN = "jsonb_array_elements(%s::jsonb) AS given(row)"
+
+
+def _run_many_postgresql(connection: Connection, sql: str, rows: Rows) -> None:
+    """Run an INSERT, UPDATE or DELETE once for all rows, which go as one JSON text. A statement for
+    each row costs the driver 20 us, of which a round has ten for a device."""
+    for begin in range(0, len(rows), ROWS_AT_ONCE):
+        part = rows[begin : begin + ROWS_AT_ONCE]
+        values = msgspec.json.encode(part).decode()
+        connection.execute(statement_of_rows(sql, part), (values,))
+
+
+def statement_of_rows(sql: str, rows: Rows) -> str:
+    """Return the statement of PostgreSQL that does for the rows of one JSON array what `sql` does
+    for the values of one row. The columns of the rows are integers, numbers or texts, or None."""
+    joined = {"INSERT": rf"SELECT \1 FROM {_GIVEN}", "UPDATE": "FROM", "DELETE": "USING"}
+    word = sql.partition(" ")[0]
+    if word == "INSERT":
+        sql = _VALUES.sub(joined[word], sql, count=1)
+    else:
+        sql = sql.replace(" WHERE ", f" {joined[word]} {_GIVEN} WHERE ", 1)
+    first, *parts = sql.split("?")
+    values = map(_value, range(len(parts)), zip(*rows, strict=True))
+    return first + "".join(f"{value}{part}" for value, part in zip(values, parts, strict=True))
+
+
+def _value(number: int, column: Sequence[object]) -> str:
+    """Return a value of the row `given` in SQL. A column of whole and other numbers holds both."""
+    types = {type(value) for value in column} - {type(None)}
+    if not types:
+        return "NULL"
+    kind = float if types == {int, float} else types.pop()
+    return f"(given.row ->> {number})::{_TYPES[kind]}"
+
+
 # The last row of the log that a checkpoint covers.
 _COVERED = "coalesce((SELECT value FROM settings WHERE name = 'checkpoint'), 0)"
 
@@ -108,6 +152,7 @@ SQLITE = Dialect(
     ),
     to_3=("DROP TRIGGER log_no_update", "DROP TRIGGER log_no_delete"),
     position="instr",
+    run_many=lambda connection, sql, rows: connection.cursor().executemany(sql, rows),
     shares=False,
 )
 POSTGRESQL = Dialect(
@@ -132,6 +177,7 @@ POSTGRESQL = Dialect(
     ),
     to_3=("DROP TRIGGER log_no_change ON log", "DROP FUNCTION log_is_append_only()"),
     position="strpos",
+    run_many=_run_many_postgresql,
     shares=True,
 )
 # Scheme of the store's URL -> its dialect.

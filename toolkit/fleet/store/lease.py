@@ -66,6 +66,11 @@ def read_leases(database: Database) -> list[LeaseRow]:
     ]
 
 
+def has_lease(database: Database, holder: str) -> bool:
+    """Whether a server has a lease, or had one that nobody has ended."""
+    return any(row.holder == holder for row in read_leases(database))
+
+
 def is_served(database: Database) -> bool:
     """Whether a server works."""
     return any(row.remaining_s > 0.0 for row in read_leases(database))

@@ -20,4 +20,5 @@ def serve(options: Serve) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     metrics = None if options.metrics is None else parse_listen(options.metrics)
-    FleetServer(load_fleet(options.folder), metrics=metrics, otlp=options.otlp).serve(stopped)
+    fleet = load_fleet(options.folder)
+    FleetServer(fleet, metrics=metrics, otlp=options.otlp, replace=options.replace).serve(stopped)
