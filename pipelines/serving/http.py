@@ -1,32 +1,18 @@
 """The HTTP port: each body is read into one buffer, and tensors are views of it."""
 
 import asyncio
+import types
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 
 from pipelines.host_header import answers
-from pipelines.serving.http_messages import (
-    HEADER_LENGTH,
-    PHRASES,
-    Answer,
-    Chunks,
-    Head,
-    length_of,
-    parse_head,
-    refused,
-)
-from pipelines.serving.http_routes import ROUTES
-from pipelines.serving.protocol import (
-    Refusal,
-    Status,
-    refuse,
-)
+from pipelines.serving.http_messages import PHRASES, Answer, Chunks, Head, parse_head, refused
+from pipelines.serving.http_routes import route
+from pipelines.serving.protocol import Refusal, Status, refuse
 from pipelines.serving.service import Service, refusal_of
 
 HEAD_BYTES = 32 * 1024
@@ -45,6 +31,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._head = bytearray(HEAD_BYTES)
         self._filled = 0
+        self._last: tuple[bytes, Head] | None = None  # clients send the same head again and again
         self._request: Head | None = None
         self._body = memoryview(b"")
         self._got = 0
@@ -77,7 +64,9 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self._drained.set()
         if self._task is not None:
-            self._task.cancel()  # a client that leaves is noticed when it is written to
+            # A client that leaves is noticed when it is written to. By the next turn the task runs,
+            # so that it hands the end on to what it waits for.
+            self._server.loop.call_soon(self._task.cancel)
         self._forget_body()
 
     def pause_writing(self) -> None:
@@ -125,8 +114,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._task is None and self._request is None and not self._read_head():
                 return
             if self._task is None and self._request is not None and self._has_body():
-                self._transport.pause_reading()
-                self._task = self._server.loop.create_task(self._answer(self._request))
+                self._answer(self._request)
         except Refusal as refusal:
             self._forget_body()
             self._send(refused(refusal), keeps_open=False)
@@ -145,28 +133,25 @@ class Connection(asyncio.BufferedProtocol):
                     Status.HEADER_TOO_LARGE,
                 )
             return False
-        head = parse_head(bytes(self._head[:end]))
+        blob = bytes(self._head[:end])
         rest = bytes(self._head[end + 4 : self._filled])
         self._filled = 0
-        encoding = head.headers.get("transfer-encoding", "").lower()
-        size = length_of(head.headers, "content-length")
-        self._server.check(head, has_body=bool(encoding or size))
-        if encoding:
-            if encoding != "chunked":
-                refuse(f"the transfer-encoding is {encoding!r}: this server takes 'chunked' alone")
-            if size is not None:  # it does not count, and what follows is not read: RFC 9112, 6.3
-                head = replace(head, keeps_open=False)
+        if self._last is None or self._last[0] != blob:
+            head = parse_head(blob)
+            self._server.check(head)
+            self._last = blob, head
+        head = self._last[1]
+        if head.chunked:
             self._chunks = Chunks(self._server.service.max_request_bytes)
             self._head[: len(rest)] = rest
             self._filled = len(rest)
         else:
-            size = size or 0
+            size = head.size or 0
             self._hold(min(size, len(rest)), size)
-            shift = -(length_of(head.headers, HEADER_LENGTH) or 0) % ALIGNMENT
-            buffer = np.empty(size + 2 * ALIGNMENT, np.uint8).data
-            start = -_address(buffer) % ALIGNMENT + shift
-            start -= ALIGNMENT if start + size > len(buffer) else 0
-            self._body = buffer[start : start + size]
+            buffer = np.empty(size + ALIGNMENT, np.uint8)
+            address: int = buffer.__array_interface__["data"][0]
+            start = -(address + (head.header_length or 0)) % ALIGNMENT
+            self._body = buffer.data[start : start + size]
             self._got = min(size, len(rest))
             self._body[: self._got] = rest[: self._got]
             self._filled = len(rest) - self._got
@@ -189,24 +174,50 @@ class Connection(asyncio.BufferedProtocol):
         self._body = memoryview(self._chunks.body)
         return True
 
-    async def _answer(self, head: Head) -> None:
-        keeps_open = head.keeps_open
-        try:
+    def _answer(self, head: Head) -> None:
+        """Answer at once where nothing has to be waited for, else in a task."""
+        answering = self._server.answer(head, self._body)
+        rest: Awaitable[Answer] | None = answering
+        if not self._server.service.has_spans:  # a span is to begin and end in the same context
             try:
-                answer = await self._server.answer(head, self._body)
-            except Exception as error:  # noqa: BLE001  (the client is to hear of it)
-                answer = refused(refusal_of(error, f"{head.method} {head.path}"))
-            self._send(answer, keeps_open=keeps_open)
-            await asyncio.wait_for(self._drained.wait(), SEND_S)
+                rest = _resumed(answering, answering.send(None))
+            except StopIteration as end:
+                rest = None
+                self._send(end.value, keeps_open=head.keeps_open)
+                if self._drained.is_set():
+                    self._end_request(head)
+                    return
+        if not self._closing:
+            self._transport.pause_reading()
+        self._task = self._server.loop.create_task(self._finish(head, rest))
+
+    async def _finish(self, head: Head, rest: Awaitable[Answer] | None) -> None:
+        try:
+            if rest is not None:
+                self._send(await rest, keeps_open=head.keeps_open)
+            if not self._drained.is_set():
+                await asyncio.wait_for(self._drained.wait(), SEND_S)
         except asyncio.TimeoutError:
             self._transport.abort()
         finally:
-            self._forget_body()
             self._task = None
-        if keeps_open and not self._closing:
+            self._end_request(head)
+
+    def _end_request(self, head: Head) -> None:
+        """Go on to the next request."""
+        self._forget_body()
+        if not head.keeps_open or self._closing:
+            return
+        if self._filled:
+            self._transport.pause_reading()
+            self._server.loop.call_soon(self._read_on)
+        else:
             self._transport.resume_reading()
-            if self._filled:
-                self._server.loop.call_soon(self._advance)
+
+    def _read_on(self) -> None:
+        if not self._closing:
+            self._transport.resume_reading()
+            self._advance()
 
     def _forget_body(self) -> None:
         self._server.service.release(self._held)
@@ -218,10 +229,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         size = sum(len(part) for part in answer.parts)
-        lines = [f"HTTP/1.1 {answer.status} {PHRASES[answer.status]}"]
-        lines += [f"{name}: {value}" for name, value in answer.headers]
-        lines += [f"Content-Length: {size}", *(() if keeps_open else ("Connection: close",))]
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        text = f"HTTP/1.1 {answer.status} {PHRASES[answer.status]}\r\n"
+        for name, value in answer.headers:
+            text += f"{name}: {value}\r\n"
+        closes = "" if keeps_open else "Connection: close\r\n"
+        head = f"{text}Content-Length: {size}\r\n{closes}\r\n".encode("latin-1")
         if size <= JOINED_BYTES:
             self._transport.write(b"".join((head, *answer.parts)))
         else:
@@ -243,8 +255,23 @@ class Connection(asyncio.BufferedProtocol):
         self._server.loop.call_later(LINGER_S, self._transport.close)
 
 
-def _address(buffer: memoryview) -> int:
-    return np.frombuffer(buffer, np.uint8).ctypes.data
+@types.coroutine
+def _resumed(
+    coroutine: Coroutine[Any, None, Answer],
+    future: Any,  # noqa: ANN401
+) -> Generator[Any, None, Answer]:
+    """Go on with a coroutine that ran to its first wait, which is for `future`."""
+    while True:
+        try:
+            try:
+                yield future
+            except BaseException as error:  # noqa: BLE001  (of the future, or to cancel)
+                future = coroutine.throw(error)
+            else:
+                future = coroutine.send(None)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
 
 
 class HttpServer:
@@ -270,24 +297,17 @@ class HttpServer:
         self._idle = self.loop.call_later(IDLE_S / 4, self._close_idle)
 
     async def answer(self, head: Head, body: memoryview) -> Answer:
-        """Return the answer to a request that was checked. Raises Refusal."""
-        allowed = []
-        for method, pattern, handler in ROUTES:
-            if match := pattern.fullmatch(head.path):
-                if method == head.method:
-                    names = {key: unquote(text or "") for key, text in match.groupdict().items()}
-                    async with self._plain(head, body) as plain:
-                        answer: Answer = await handler(self.service, head, plain, **names)
-                    return answer
-                allowed.append(method)
-        if allowed:
-            refuse(
-                f"{head.path[:200]} takes {' and '.join(allowed)}, not {head.method[:20]}",
-                Status.NO_METHOD,
-            )
-        raise Refusal(Status.NOT_FOUND, f"{head.path[:200]!r} is no path of this server")
+        """Return the answer to a request that was checked."""
+        try:
+            handler, names = route(head.method, head.path)
+            if not head.headers.get("content-encoding"):
+                return await handler(self.service, head, body, **names)
+            async with self._plain(head, body) as plain:
+                return await handler(self.service, head, plain, **names)
+        except Exception as error:  # noqa: BLE001  (the client is to hear of it)
+            return refused(refusal_of(error, f"{head.method} {head.path}"))
 
-    def check(self, head: Head, *, has_body: bool) -> None:
+    def check(self, head: Head) -> None:
         """Raise Refusal: the request is not for this server, or has no token."""
         if not answers(self._host, head.headers.get("host", "")):
             refuse(
@@ -295,14 +315,14 @@ class HttpServer:
                 " machine alone",
                 Status.MISDIRECTED,
             )
-        if has_body or not head.path.startswith("/v2/health/"):
+        if head.chunked or head.size or not head.path.startswith("/v2/health/"):
             self.service.authorize(head.headers.get("authorization", ""))
 
     @asynccontextmanager
     async def _plain(self, head: Head, body: memoryview) -> AsyncIterator[memoryview]:
         """Unpack a body; its size is held inside the block. Raises Refusal."""
-        encoding = head.headers.get("content-encoding", "").lower()
-        if encoding in {"", "identity"}:
+        encoding = head.headers["content-encoding"].lower()
+        if encoding == "identity":
             yield body
             return
         if encoding not in {"gzip", "deflate"}:

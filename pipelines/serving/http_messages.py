@@ -26,12 +26,16 @@ _CONTROL = re.compile(r"[\0\r\n]")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a request; header names in lower case."""
+    """The head of a request; header names in lower case. `size`: of a body that is not `chunked`;
+    `header_length`: of the JSON before binary tensors."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     keeps_open: bool
+    chunked: bool
+    size: int | None
+    header_length: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,19 @@ def parse_head(blob: bytes) -> Head:
     keeps_open = "close" not in connection and (
         words[2] != "HTTP/1.0" or "keep-alive" in connection
     )
-    return Head(words[0], words[1].partition("?")[0], headers, keeps_open)
+    size = _length_of(headers, "content-length")
+    encoding = headers.get("transfer-encoding", "").lower()
+    if encoding not in {"", "chunked"}:
+        refuse(f"the transfer-encoding is {encoding!r}: this server takes 'chunked' alone")
+    if encoding and size is not None:  # it does not count, and what follows is not read:
+        keeps_open = False  # RFC 9112, 6.3
+    return Head(
+        words[0], words[1].partition("?")[0], headers, keeps_open, bool(encoding), size,
+        _length_of(headers, HEADER_LENGTH),
+    )  # fmt: skip
 
 
-def length_of(headers: Mapping[str, str], name: str) -> int | None:
+def _length_of(headers: Mapping[str, str], name: str) -> int | None:
     """Return a header that is a length. Raises Refusal."""
     text = headers.get(name)
     if text is None:

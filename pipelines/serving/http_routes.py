@@ -1,8 +1,10 @@
 """What each path of the HTTP port answers."""
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -18,12 +20,13 @@ from pipelines.serving.codec import (
     to_bytes,
     to_values,
 )
-from pipelines.serving.http_messages import HEADER_LENGTH, Answer, Head, length_of
+from pipelines.serving.http_messages import HEADER_LENGTH, Answer, Head
 from pipelines.serving.protocol import (
     BYTES,
     DATATYPES,
     InferRequest,
     InferResponse,
+    Refusal,
     RequestedOutput,
     Status,
     Tensor,
@@ -165,7 +168,7 @@ async def _logging(service: Service, head: Head, body: memoryview) -> Answer:
 async def _infer(
     service: Service, head: Head, body: memoryview, model: str, version: str = ""
 ) -> Answer:
-    size = length_of(head.headers, HEADER_LENGTH)
+    size = head.header_length
     trace = trace_of(head.headers.get("traceparent", ""))
     if size == 0:
         request, raw = _raw_request(service, body, model, version, trace), True
@@ -326,3 +329,18 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Handler], ...] = tuple(
         ("POST", "/v2/logging", _logging),
     )
 )
+
+
+@lru_cache(128)
+def route(method: str, path: str) -> tuple[Handler, Mapping[str, str]]:
+    """Return what answers a path, and the names in it. Raises Refusal."""
+    allowed = []
+    for one, pattern, handler in ROUTES:
+        if match := pattern.fullmatch(path):
+            if method == one:
+                names = {key: unquote(text or "") for key, text in match.groupdict().items()}
+                return handler, names
+            allowed.append(one)
+    if allowed:
+        refuse(f"{path[:200]} takes {' and '.join(allowed)}, not {method[:20]}", Status.NO_METHOD)
+    raise Refusal(Status.NOT_FOUND, f"{path[:200]!r} is no path of this server")

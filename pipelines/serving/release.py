@@ -22,7 +22,7 @@ from pipelines.serving.bundles import models_in
 from pipelines.serving.model import QueuedModel
 from pipelines.serving.protocol import Refusal, Status
 from pipelines.serving.repository import Repository, Source
-from pipelines.serving.server import ServeOptions, check_reach, serving
+from pipelines.serving.server import ServeOptions, check_reach, run, serving
 
 PROBE_S = 1.0  # a model that answered nothing for so long is asked
 HANG_S = 30.0  # one that was asked and answers nothing for so long hangs
@@ -46,7 +46,7 @@ def run_release(
     check_reach(options)
     with open_engine(next(iter(models.values())).versions[1]) as engine:
         sha256 = engine.sha256
-    asyncio.run(_run(options, repository, partial(_tell, config.name, sha256, emit), stop))
+    run(_run(options, repository, partial(_tell, config.name, sha256, emit), stop))
 
 
 def options_of(config: ServeConfig, folder: Path) -> ServeOptions:

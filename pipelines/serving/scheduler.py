@@ -217,7 +217,8 @@ class Scheduler:
         finally:
             with self._changed:
                 self._free.append(run)
-                self._changed.notify()
+                if self._queue:
+                    self._changed.notify()
 
     def close(self) -> bool:
         """Run what waits, then end the threads. Return whether all ended within the limit."""

@@ -7,12 +7,12 @@ import gc
 import os
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from device.errors import ConfigError, PipelineError
 from device.install_advice import pip_install
@@ -267,6 +267,16 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+def run(server: Coroutine[Any, Any, None]) -> None:
+    """Run a server in uvloop, which takes less CPU time, or in asyncio if it is not installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        asyncio.run(server)
+    else:
+        uvloop.run(server)
 
 
 async def serve(

@@ -75,6 +75,11 @@ class Service:
         self._trace: dict[str, dict[str, tuple[str, ...]]] = {"": dict(TRACE_SETTINGS)}
 
     @property
+    def has_spans(self) -> bool:
+        """Whether inferences are traced for a collector."""
+        return self._spans is not None
+
+    @property
     def in_flight_bytes(self) -> int:
         """The bytes of requests that are being answered."""
         return self._in_flight_bytes

@@ -1,16 +1,28 @@
 """What a server spends beside its models: memory and the thread of its event loop."""
 
+import asyncio
+import json
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
 from onnx import TensorProto
-from serving_fixtures import identity
+from serving_fixtures import identity, served
+
+from pipelines.serving.server import run
 
 REQUESTS = 20_000
 COUNT_GARBAGE = f"""
 import asyncio, gc, sys, weakref
 from pathlib import Path
+from typing import BinaryIO
 from pipelines.serving.server import ServeOptions, serve
 
 class Cycle:
@@ -43,3 +55,69 @@ def test_garbage_of_requests_is_collected_while_the_server_runs(tmp_path: Path) 
     alive, thresholds = run.stdout.splitlines()
     assert int(alive) < REQUESTS // 4
     assert thresholds == "(200000, 10, 10)"
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The event loop that a server gets, with uvloop installed or not."""
+    name: str = request.param
+    if name == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    return name
+
+
+def test_a_server_runs_in_uvloop_where_it_is_installed(loop: str) -> None:
+    names = []
+
+    async def main() -> None:
+        names.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+
+    run(main())
+    assert names == [loop]
+
+
+def test_answers_are_those_of_the_model_by_both_loops(loop: str, tmp_path: Path) -> None:
+    identity(tmp_path, "one", TensorProto.FLOAT, ["batch", "n"])
+    with served(tmp_path) as ports:
+        for library, port in ((triton_http, ports.http), (triton_grpc, ports.grpc)):
+            with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                for size in (16, 16, 500_000, 500_000, 16, 0):
+                    data = np.random.default_rng(size).random(size, np.float32)
+                    one = library.InferInput("INPUT0", [1, size], "FP32")
+                    one.set_data_from_numpy(data.reshape(1, size))
+                    answer = client.infer("one", [one]).as_numpy("OUTPUT0")
+                    assert answer.tobytes() == data.tobytes()
+
+
+def read_answer(answers: BinaryIO) -> bytes:
+    assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+    size = 0
+    while (line := answers.readline()) != b"\r\n":
+        if line.startswith(b"Content-Length: "):
+            size = int(line.split()[1])
+    return answers.read(size)
+
+
+def test_requests_that_come_together_are_answered_in_order(loop: str, tmp_path: Path) -> None:
+    identity(tmp_path, "one", TensorProto.FLOAT, ["batch", "n"])
+    sizes = [1, 200_000, 2, 3, 3, 100_000, 4] * 3  # the large ones fill the buffers of the socket
+    requests = b""
+    for size in sizes:
+        row = {"name": "INPUT0", "shape": [1, size], "datatype": "FP32", "data": [0.5] * size}
+        body = json.dumps({"inputs": [row]}).encode()
+        requests += (
+            b"POST /v2/models/one/infer HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+    requests += b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with served(tmp_path) as ports:
+        assert ports.http is not None
+        with socket.create_connection(("127.0.0.1", ports.http), timeout=120) as one:
+            sender = threading.Thread(target=one.sendall, args=(requests,))
+            sender.start()
+            with one.makefile("rb") as answers:
+                shapes = [json.loads(read_answer(answers))["outputs"][0]["shape"] for _ in sizes]
+                assert shapes == [[1, size] for size in sizes]
+                assert json.loads(read_answer(answers)) == {"live": True}
+                assert answers.read() == b""
+            sender.join()

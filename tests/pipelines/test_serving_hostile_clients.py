@@ -120,6 +120,47 @@ def test_a_connection_that_breaks_gives_its_bytes_back() -> None:
     asyncio.run(run())
 
 
+def test_what_waits_for_nothing_is_answered_in_the_same_turn_of_the_loop() -> None:
+    async def run() -> None:
+        service, transport = new_service(), Transport()
+        connection = connect(service, transport)
+        for count in (1, 2):  # the second has the head of the first
+            feed(connection, head("/v2/none", "Content-Length: 1000") + bytes(1000))
+            assert transport.written.count(b"HTTP/1.1 404") == count
+        assert service.in_flight_bytes == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_a_request_that_waits_ends_with_its_connection(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    async def answer(*_: object) -> Any:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+
+    async def run() -> None:
+        service = new_service()
+        connection = connect(service, Transport())
+        monkeypatch.setattr(HttpServer, "answer", answer)
+        feed(connection, head("/v2/none", "Content-Length: 1000") + bytes(1000))
+        assert service.in_flight_bytes == 1000
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        await until(lambda: ended)
+        assert service.in_flight_bytes == 0
+
+    asyncio.run(run())
+    assert ended == [asyncio.CancelledError]
+
+
 def test_a_head_holds_nothing_and_a_body_what_has_come() -> None:
     async def run() -> None:
         service = new_service()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from pipelines.runtime.switching import quick_turns
-from pipelines.serving.server import Ports, ServeOptions
+from pipelines.serving.server import Ports, ServeOptions, run
 from pipelines.serving.server import serve as serve_until
 from toolkit.cli.actions.outputs import print_result
 from toolkit.cli.commands.serve import Serve
@@ -50,7 +50,7 @@ def serve(options: Serve) -> None:
 
     logging.getLogger("pipelines.serving").setLevel(logging.INFO)
     with quick_turns():
-        asyncio.run(_run(settings, on_ready))
+        run(_run(settings, on_ready))
 
 
 async def _run(options: ServeOptions, on_ready: Callable[[Ports], None]) -> None:
