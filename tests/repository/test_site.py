@@ -329,7 +329,7 @@ def test_every_command_of_a_page_is_there_and_has_its_options(page: str) -> None
 def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) -> None:
     link_configs(tmp_path, pictures=8)
     pages = (
-        "index.md",
+        "tutorials/first_detector.md",
         "calibrate.md",
         "plan.md",
         "build.md",
