@@ -81,3 +81,9 @@ def test_first_detector(tmp_path: Path) -> None:
     assert "WARNING" not in out
     assert (tmp_path / "seen.mp4").stat().st_size > 10_000
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 10
+
+
+def test_dla_plan(tmp_path: Path) -> None:
+    link_configs(tmp_path, pictures=1)
+    follow("dla_plan.md", tmp_path)
+    assert (tmp_path / "plan.html").is_file()
