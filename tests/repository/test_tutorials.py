@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from docs_fixtures import ROOT, link_configs
+from mqtt_fixtures import free_port
+
+import tandem
 
 TUTORIALS = ROOT / "docs/tutorials"
 MOST_WORDS = 900
@@ -87,3 +90,10 @@ def test_dla_plan(tmp_path: Path) -> None:
     link_configs(tmp_path, pictures=1)
     follow("dla_plan.md", tmp_path)
     assert (tmp_path / "plan.html").is_file()
+
+
+def test_fleet_on_laptop(tmp_path: Path) -> None:
+    link_configs(tmp_path, pictures=1)
+    model = ROOT / "configs/models/robot-objects.onnx"
+    tandem.build(model, tmp_path / "robot.engine", profile="laptop")
+    follow("fleet_on_laptop.md", tmp_path, {"1884": str(free_port())})
