@@ -1,6 +1,7 @@
 """docs/tutorials word by word: every command runs, and prints what the page shows."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from docs_fixtures import ROOT, link_configs
+from foreign_models import foreign_model
 from mqtt_fixtures import free_port
 
 import tandem
@@ -97,3 +99,13 @@ def test_fleet_on_laptop(tmp_path: Path) -> None:
     model = ROOT / "configs/models/robot-objects.onnx"
     tandem.build(model, tmp_path / "robot.engine", profile="laptop")
     follow("fleet_on_laptop.md", tmp_path, {"1884": str(free_port())})
+
+
+def test_yolo_on_orin(tmp_path: Path) -> None:
+    """With a YOLOv8n of others in place of the reader's."""
+    (tmp_path / "yolo.onnx").symlink_to(foreign_model("nudenet-320n"))
+    (tmp_path / "pictures").symlink_to(ROOT / "configs/scenes/backgrounds")
+    follow("yolo_on_orin.md", tmp_path)
+    events = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
+    labels = {detection["label"] for event in events for detection in event["detections"]}
+    assert "FACE_FEMALE" in labels  # the astronaut's
