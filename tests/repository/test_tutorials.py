@@ -109,3 +109,9 @@ def test_yolo_on_orin(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
     labels = {detection["label"] for event in events for detection in event["detections"]}
     assert "FACE_FEMALE" in labels  # the astronaut's
+
+
+def test_from_tensorrt(tmp_path: Path) -> None:
+    link_configs(tmp_path, pictures=8)
+    follow("from_tensorrt.md", tmp_path)
+    assert list((tmp_path / "orin-trtexec/implicit").glob("trtexec-*.sh"))
