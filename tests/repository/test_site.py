@@ -305,7 +305,7 @@ def commands_of(page: str) -> Iterator[list[str]]:
     for block in re.findall(r"```(?:bash|sh)\n(.*?)```", text_of(page), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("tandem "):
-                yield shlex.split(re.split(r"\s[|>&;]|<", line)[0], comments=True)[1:]
+                yield shlex.split(re.split(r"\s[|>&;<]", line)[0], comments=True)[1:]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(commands_of(page))])
