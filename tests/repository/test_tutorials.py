@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 from docs_fixtures import ROOT, link_configs
 from foreign_models import foreign_model
-from mqtt_fixtures import free_port
 
 import tandem
+from toolkit.fleet.brokers.local import free_port
 
 TUTORIALS = ROOT / "docs/tutorials"
 MOST_WORDS = 900
 BLOCK = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)
-LONGEST_S = 1500.0
-
-pytestmark = pytest.mark.timeout(1800)  # a busy machine takes minutes for a command
 FIGURE = r"[-+]?\d+(?:\.\d+)?"
+LONGEST_S = 1500.0
+pytestmark = pytest.mark.timeout(1800)  # a busy machine takes minutes for a command
 
 
 def pattern_of(line: str) -> "re.Pattern[str]":
