@@ -18,7 +18,7 @@ from store_fixtures import answer, fleet, served, spec_of
 import configs
 from device.protocol.documents import StateDocument, encode
 from device.protocol.mqtt import LinkUp, Message
-from device.protocol.topics import Topics
+from device.protocol.topics import SERVER_CLAIM, Topics
 from pipelines.metrics import render
 from toolkit.errors import RolloutError
 from toolkit.fleet.brokers.local import free_port
@@ -377,7 +377,9 @@ def test_a_server_says_whether_it_sends_and_what_it_has_heard(
             server._events.put(Message(topic, payload))
 
         def is_carried_out() -> bool:
-            server._events.put(LinkUp(1, "5"))  # the server itself finds no broker in between
+            # The server itself finds no broker in between, which would return its claim.
+            server._events.put(LinkUp(1, "5"))
+            server._events.put(Message(f"{SERVER_CLAIM}/own", encode(server._own_claim())))
             return series()["tandem_fleet_event_delay_seconds_count"] >= 1
 
         wait_until(is_carried_out, series)

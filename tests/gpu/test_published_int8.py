@@ -7,14 +7,14 @@ import numpy as np
 import onnx
 import pytest
 from gpu_graphs import Case, node, normal
-from toolkit.gpu.compile import GpuSegment
 
 from device.engine.cuda_manifest import Cuda
 from toolkit.engine.build import build_planned, plan_engine
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import choose_target
+from toolkit.gpu.compile_segment import GpuSegment
 from toolkit.gpu.lower import KernelProgram
-from toolkit.importers.source import silent
+from toolkit.progress import silent
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

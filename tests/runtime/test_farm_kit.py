@@ -187,7 +187,8 @@ def test_a_build_takes_the_times_of_a_farm(folder: Path, farm: FarmKit, tmp_path
     measured = structs.replace(measured, times=(*measured.times, replaced))
     notes = tuple(notes_of(farm, table))
     options = BuildOptions(
-        precision="fp16", tactics=TacticOptions(timings=farm.timings(table)), node_times=measured,
+        precision="fp16", tactics=TacticOptions(timings=farm.timings(table)),
+        node_times=(measured,),
         notes=notes,
     )  # fmt: skip
     with cuda_double.interpreted_cubins():

@@ -11,6 +11,7 @@ A node stays in floating point
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import onnx_ir as ir
@@ -20,7 +21,6 @@ from device.engine.manifest import Precision
 from device.profile import Profile
 from toolkit.graph.node_view import TensorView, views
 from toolkit.partition.costs.measured import Measured
-from toolkit.partition.costs.model import Bound, CostModel
 from toolkit.partition.solver.precisions import (
     Island,
     KernelTimes,
@@ -31,6 +31,9 @@ from toolkit.partition.solver.precisions import (
 from toolkit.quantize.gpu_operands import DATA_MOVEMENT, operands_on_gpu, tied_on_gpu
 from toolkit.quantize.quantize import int8_nodes
 from toolkit.quantize.ranges.measure import RangeOptions
+
+if TYPE_CHECKING:
+    from toolkit.partition.costs.model import Bound, CostModel
 
 # Of a kernel's time in FP16; the cost model is fitted to whole networks and knows no smaller gain.
 MIN_GAIN = 0.02
@@ -83,7 +86,7 @@ def int8_on_gpu(model: ir.Model, nodes: GpuNodes) -> frozenset[str]:
     )
 
 
-def _reason(island: Island, bound_by: Bound) -> str:
+def _reason(island: Island, bound_by: "Bound") -> str:
     count = len(island.kernels)
     together = f" of {count} kernels together" if count > 1 else ""
     return (
@@ -97,8 +100,8 @@ def _reason(island: Island, bound_by: Bound) -> str:
 class GpuCosts:
     """What each node costs on a GPU in both precisions."""
 
-    int8: CostModel
-    half: CostModel
+    int8: "CostModel"
+    half: "CostModel"
 
 
 def gpu_costs(
@@ -108,9 +111,11 @@ def gpu_costs(
 
     Raises ProfileError: the board has no such power mode; ConfigError: times of another board.
     """
+    from toolkit.partition.costs.model import CostModel
+
     rows, both = views(model.graph), _in_both(times, {str(node.name) for node in model.graph})
 
-    def costs(precision: Precision) -> CostModel:
+    def costs(precision: Precision) -> "CostModel":
         return CostModel(
             rows,
             profile,

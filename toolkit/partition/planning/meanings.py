@@ -19,7 +19,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "K2": Meaning("The node reads or writes values beyond 65504, the largest of FP16, in which the "
         "DLA would compute it: they would become infinite. Samples show it, or a square, an "
         "exponential or a sum of attention in the graph. On the GPU such values are FP32.",
-        "Nothing is wrong. Give samples with --data where the graph alone says so and your data "
+        "Nothing is wrong. Build with --data where the graph alone says so and your data "
         "stay below."),
     "S1": Meaning("INT8 on the DLA needs the range of every tensor that the node reads or writes, "
         "and the table has none for this one.",
