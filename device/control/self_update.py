@@ -23,7 +23,8 @@ def install_version(bundle: Path, config: AgentConfig, repository: str) -> str:
     """Check a bundle, make its environment, and return the environment's name.
 
     `repository`: a folder or URL with the signed metadata, "" as agent.toml says. Raises
-    TandemError: it is damaged, not signed, does not fit this board, or its agent does not start.
+    TandemError: it is damaged, not signed, does not fit this board, its agent does not start, or
+    could verify no release.
     """
     info, _ = check_bundle(bundle)
     if info.agent is None:
@@ -34,7 +35,7 @@ def install_version(bundle: Path, config: AgentConfig, repository: str) -> str:
     sha256 = sha256_of(bundle)
     if not config.dev:
         _check_signed(bundle, info, sha256, config, repository)
-    return install(bundle, info, sha256, Path(config.state_dir))
+    return install(bundle, info, sha256, Path(config.state_dir), signed_only=not config.dev)
 
 
 def try_version(client: Client, name: str, limit_s: float) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from control_fixtures import desired_of
 from mqtt_fixtures import WAIT_S
-from self_update_fixtures import packed
+from self_update_fixtures import HANGS, SIGNED, packed
 
 from device.agent.agent import Agent
 from device.agent.agent_trial import AgentTrial
@@ -78,11 +78,13 @@ def test_what_becomes_of_a_release(
 class Bench:
     """An update without an agent: its events are taken from a queue, its source is a folder."""
 
-    def __init__(self, folder: Path, running: str = "", source: str = "") -> None:
+    def __init__(
+        self, folder: Path, running: str = "", source: str = "", *, dev: bool = True
+    ) -> None:
         self.state_dir = folder / "state"
         self.state_dir.mkdir(exist_ok=True)
         config = {
-            "device": "d", "profile": "p", "state_dir": str(self.state_dir), "dev": True,
+            "device": "d", "profile": "p", "state_dir": str(self.state_dir), "dev": dev,
             "broker": {"host": "127.0.0.1"}, "update": {"sources": [source or str(folder)]},
         }  # fmt: skip
         self.events: queue.Queue[VersionInstalled | SourceEvent] = queue.Queue()
@@ -128,7 +130,11 @@ def release_in(
     folder: Path, code: str = "def agent(): ...", version: str = "2.0", **changes: object
 ) -> Desired:
     """A release in a folder that is a source of bundles, and the document that asks for it."""
-    bundle = packed(folder, version, code)
+    return offered(folder, packed(folder, version, code), **changes)
+
+
+def offered(folder: Path, bundle: Path, **changes: object) -> Desired:
+    """Name a bundle as sources have it; return the document that asks for it."""
     desired = desired_of(bundle, **changes)
     bundle.rename(folder / f"{sha256_of(bundle)}.bundle")
     return desired
@@ -260,6 +266,26 @@ def test_a_release_that_does_not_start_is_refused_once_for_each_request(tmp_path
     again.update.on_desired(msgspec.structs.replace(desired, request="new"), TRUSTED)
     assert again.told.phase == "downloading"
     again.update.stop()
+
+
+@pytest.mark.parametrize("missing", ["cryptography", "securesystemslib", "tuf", "urllib3"])
+def test_a_version_that_could_verify_no_release_is_refused_where_they_are_signed(
+    tmp_path: Path, missing: str
+) -> None:
+    desired = offered(tmp_path, packed(tmp_path, "2.0", HANGS, SIGNED, missing))
+    bench = Bench(tmp_path, dev=False)
+    bench.update.on_desired(desired, TRUSTED)
+    bench.until(lambda: bench.told.phase == "refused")
+    assert "version 2.0 of the agent cannot import" in bench.told.reason
+    assert f"No module named '{missing}'" in bench.told.reason
+    assert [path.name for path in (bench.state_dir / av.FOLDER).iterdir()] == [av.FILE]
+
+
+def test_a_version_with_all_that_verifies_releases_is_tried(tmp_path: Path) -> None:
+    desired = offered(tmp_path, packed(tmp_path, "2.0", HANGS, SIGNED))
+    bench = Bench(tmp_path, dev=False)
+    bench.update.on_desired(msgspec.structs.replace(desired, policy=NIGHT), TRUSTED)
+    bench.until(lambda: bench.told.phase == "postponed")
 
 
 def test_a_download_that_the_broker_interrupts_wakes_nobody(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from control_fixtures import client_of, desired_of
 from fleet_fixtures import Fleet
 from fleet_server_fixtures import report
 from mqtt_fixtures import WAIT_S, AgentBox, Mosquitto, make_bundle
-from self_update_fixtures import DIES, HANGS, Board, packed, real_bundle, until
+from self_update_fixtures import DIES, HANGS, SIGNED, Board, packed, real_bundle, until
 from wheel_fixtures import agent_wheel, tandem_wheel
 
 from device.agent.config import load_agent_config
@@ -93,7 +93,7 @@ def test_a_version_has_to_be_signed(tmp_path: Path) -> None:
             load_agent_config(board.config).trust, dir=str(fleet.trust), repository="mqtt:"
         ),
     )
-    bundle = packed(tmp_path, "2.0", HANGS)
+    bundle = packed(tmp_path, "2.0", HANGS, SIGNED)
     with pytest.raises(TrustError, match="--repository"):
         install_version(bundle, config, "")
     with pytest.raises(TrustError, match="was not published"):
@@ -105,6 +105,11 @@ def test_a_version_has_to_be_signed(tmp_path: Path) -> None:
     pack_agent(bundle, tmp_path / "wheels-2.0", "")
     with pytest.raises(TrustError, match="it is another file"):
         install_version(bundle, config, str(fleet.served))
+    bundle = packed(tmp_path, "3.0", HANGS, SIGNED, missing="tuf")
+    fleet.publish(bundle)
+    with pytest.raises(BundleError, match=r"version 3\.0 of the agent cannot import tuf\.ngclient"):
+        install_version(bundle, config, str(fleet.served))
+    assert board.environments() == [name]
 
 
 def test_a_bundle_that_changes_after_its_check_is_not_unpacked(tmp_path: Path) -> None:

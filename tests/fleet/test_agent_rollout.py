@@ -43,7 +43,7 @@ def test_signed_agents_are_updated_and_one_that_is_broken_goes_back_and_is_repor
         assert running(fleet) == ["1.1", "1.1"]
         assert not (boards[0].state_dir / "agent-download").exists()
 
-        (failure,) = roll_out(packed(tmp_path, "2.0", DIES), 2, "paused")["failures"]
+        (failure,) = roll_out(packed(tmp_path, "2.0", DIES, SIGNED), 2, "paused")["failures"]
         assert (failure["device"], failure["phase"]) == ("board-0", "failed")
         assert "it ended, or did not bring back what ran before" in failure["reason"]
         assert running(fleet) == ["1.1", "1.1"]
