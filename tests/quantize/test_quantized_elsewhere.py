@@ -83,8 +83,7 @@ CASES = (
     Case("modelopt_int8", "int8", "int8", WIDE, 0.02, NOT_QUANTIZED),
     Case("modelopt_int8", "fp16", "fp16", "the Q/DQ of the model stay", 0.01),
     Case("modelopt_int8_fp32", None, "int8", "INT8 with the 5 ranges", 0.02, NOT_QUANTIZED),
-    # The engine rounds once behind a Relu; this file rounds before it, too.
-    Case("modelopt_int8_dla", None, "int8", WIDE, 0.1, ALL_INT8),
+    Case("modelopt_int8_dla", None, "int8", WIDE, 0.02, ALL_INT8),
     Case("modelopt_int4_awq_clip", None, "fp32", BLOCKS),
     Case("modelopt_uint4_awq_lite", None, "fp32", BLOCKS),
     *(
