@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from model_fixtures import save, small_convnet
@@ -21,6 +22,8 @@ from device.runtime.exact_products import exact_session
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import TandemError
+from toolkit.quantize.qdq.widen import widen
+from toolkit.quantize.ranges.table_file import read_ranges
 
 FILES = Path(__file__).parents[1] / "data" / "quantized_elsewhere"
 
@@ -29,7 +32,8 @@ FILES = Path(__file__).parents[1] / "data" / "quantized_elsewhere"
 class Case:
     """`precision` asked for; `becomes` that of the engine, with a note; `error` relative.
 
-    A case that is refused has the words of the refusal as `words`, and becomes None.
+    `floats`: the nodes that stay in floating point in an INT8 engine, where that is checked. A case
+    that is refused has the words of the refusal as `words`, and becomes None.
     """
 
     model: str
@@ -37,6 +41,7 @@ class Case:
     becomes: str | None
     words: str
     error: float = 1e-5
+    floats: frozenset[str] | None = None
 
     def __str__(self) -> str:
         return f"{self.model}-{self.precision}"
@@ -47,6 +52,10 @@ HALF = (
 )
 ALONE = "the model quantizes weights alone: they become floating point"
 BLOCKS = "weights of 4 bits in blocks: 2, read as they are by FP16 kernels"
+ALL_INT8: frozenset[str] = frozenset()
+NOT_QUANTIZED = frozenset({"/Add", "/gemm/Gemm"})  # ModelOpt leaves products of single rows alone
+FP8 = "Node '/relu1/Relu_output_0_QuantizeLinear' .* rounds an activation to FLOAT8E4M3FN"
+WIDE = "floats of 16 bits are read as float32"
 CASES = (
     Case("nncf_performance", None, "fp32", r"zero point 0 in UINT8.*tandem build --precision int8"),
     Case("nncf_performance", "int8", "int8", f"2 {HALF}", 0.02),
@@ -62,6 +71,25 @@ CASES = (
     Case("onnxruntime_operators", "int8", None, r"Node '.*' is QLinearConv.*QuantFormat\.QDQ"),
     Case("onnxruntime_int4", None, "fp32", BLOCKS),
     Case("onnxruntime_uint4", None, "fp32", BLOCKS),
+    Case("aimet", None, "fp32", "zero point 111 in UINT8.*tandem build --precision int8"),
+    Case("aimet", "int8", "int8", f"8 {HALF}", 0.02, ALL_INT8),
+    Case("aimet_int32_bias", "int8", "int8", f"8 {HALF}", 0.02, ALL_INT8),
+    Case("aimet_int16", None, "fp32", "'QcQuantizeOp_x_dq' .* stores UINT16"),
+    Case(
+        "aimet_int16", "int8", None, "'QcQuantizeOp_x_dq' .*UINT16.*AIMET: activation_type='int8'"
+    ),
+    Case("aimet_int4", None, "fp32", BLOCKS),
+    Case("modelopt_int8", None, "int8", WIDE, 0.02, NOT_QUANTIZED),
+    Case("modelopt_int8", "int8", "int8", WIDE, 0.02, NOT_QUANTIZED),
+    Case("modelopt_int8", "fp16", "fp16", "the Q/DQ of the model stay", 0.01),
+    Case("modelopt_int8_fp32", None, "int8", "INT8 with the 5 ranges", 0.02, NOT_QUANTIZED),
+    Case("modelopt_int8_dla", None, "int8", WIDE, 0.02, ALL_INT8),
+    Case("modelopt_int4_awq_clip", None, "fp32", BLOCKS),
+    Case("modelopt_uint4_awq_lite", None, "fp32", BLOCKS),
+    *(
+        Case("modelopt_fp8_fp32", precision, None, f"{FP8}.*ModelOpt: quantize_mode='int8'")
+        for precision in (None, "fp16", "int8")
+    ),
 )
 
 
@@ -133,6 +161,7 @@ def test_a_network_quantized_elsewhere_builds_or_says_what_to_change(
     result = build_engine(path, "laptop", out, options)
     assert result.manifest.provenance.precision == case.becomes
     assert any(re.search(case.words, note) for note in result.notes), result.notes
+    assert case.floats is None or set(result.kept) == case.floats
     feeds, expected = in_onnxruntime(path.read_bytes())
     with open_session(out) as session:
         (actual,) = session.infer(feeds).values()
@@ -159,3 +188,26 @@ def test_activations_of_fewer_bits_are_refused_with_the_tools_option(tmp_path: P
     words = r"'four_bits' clips .* of an activation to \[-8, 7\].*Brevitas: bit_width=8"
     with pytest.raises(TandemError, match=words):
         build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", BuildOptions(precision="int8"))
+
+
+def test_floats_of_16_bits_inside_become_float32_and_those_of_the_interface_stay() -> None:
+    half = onnx.load(FILES / "modelopt_int8.onnx")
+    proto = onnx.shape_inference.infer_shapes(half)
+    wide = ir.from_proto(proto)
+    assert widen(wide)
+    types = {value.dtype for node in wide.graph for value in (*node.inputs, *node.outputs) if value}
+    assert not types & {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+    assert "Cast" not in {node.op_type for node in wide.graph}
+    feeds, expected = in_onnxruntime(half.SerializeToString())
+    (actual,) = exact_session(ir.to_proto(wide).SerializeToString(), ort.SessionOptions()).run(
+        None, feeds
+    )
+    assert np.linalg.norm(actual - expected) <= 0.02 * np.linalg.norm(expected)
+    narrow = ir.from_proto(proto)
+    narrow.graph.inputs[0].type = ir.TensorType(ir.DataType.FLOAT16)
+    assert not widen(narrow)
+
+
+def test_encodings_of_aimet_are_refused_with_its_call_for_a_model() -> None:
+    with pytest.raises(TandemError, match=r"aimet\.encodings: .* build .* sim\.to_onnx_qdq\(\)"):
+        read_ranges(FILES / "aimet.encodings")

@@ -19,7 +19,7 @@ from toolkit.partition.prepare_graph import Prepared
 from toolkit.plugins.functions import give_shapes
 from toolkit.progress import Progress, silent
 from toolkit.quantize.qdq.blocks import import_blocks
-from toolkit.quantize.qdq.importer import PlainModel, import_qdq
+from toolkit.quantize.qdq.importer import PlainModel, import_qdq, refuse_narrow_floats
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
@@ -80,6 +80,7 @@ def _plain(
     """
     if not has_qdq(imported.model):
         return None, ()
+    refuse_narrow_floats(imported.model)
     if _wants_int8(options):
         return import_qdq(imported.model, any_weight_scale=True, any_zero_point=True), ()
     if options.precision is not None:
@@ -172,7 +173,8 @@ def _refuse_int8(graph: ir.Model, name: str) -> None:
         if data is not None and data.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
             raise BuildError(
                 f"{name} computes in {data.dtype.name} (node {node.name!r}, {node.op_type}), but "
-                "INT8 is made from float32; export it in float32, or build with --precision fp16."
+                "INT8 is made from float32; export it in float32 (ModelOpt: "
+                "direct_io_types=False), or build with --precision fp16."
             )
     if not calibrated_tensors(graph):
         raise BuildError(

@@ -38,6 +38,7 @@ from toolkit.quantize.qdq.symmetric import (
     symmetric_steps,
     weight_readers,
 )
+from toolkit.quantize.qdq.widen import widen
 from toolkit.quantize.quantize import QUANTIZED_OPS, RESULT_AMAX, is_activation
 from toolkit.quantize.weights import StoredWeight
 
@@ -80,7 +81,7 @@ def import_qdq(
     any_zero_point: bool = False,
     int8_borders: bool = False,
 ) -> PlainModel:
-    """Remove the Q/DQ from a copy of a model.
+    """Remove the Q/DQ from a copy of a model, whose floats of 16 bits become float32.
 
     `any_weight_scale` accepts weights whose scale is not max|w_c| / 127, with a note; their float
     values are then the dequantized ones. `any_zero_point` makes ranges of activations symmetric,
@@ -90,6 +91,7 @@ def import_qdq(
     Raises ImportModelError: there is no Q/DQ, or one that is not symmetric INT8.
     """
     copy = model.clone()
+    was_half = widen(copy)
     for node in list(copy.graph):
         if node.op_type == "Clip" and not node.outputs[0].is_graph_output():
             _absorb_clip(copy.graph, node)
@@ -102,6 +104,8 @@ def import_qdq(
     if int8_borders:
         remover.restore_borders()
     remover.note_coarser_steps()
+    if was_half:
+        remover.notes.append("floats of 16 bits are read as float32, of which INT8 is made")
     return plain_model(copy, remover.amax, float_nodes, remover.integers, tuple(remover.notes))
 
 
@@ -407,6 +411,24 @@ def refuse_integer_operators(model: ir.Model) -> None:
                 f"Node {node.name!r} is {node.op_type}, which computes in integers by itself; "
                 "export the model in the Q/DQ format (onnxruntime: quantize_static with "
                 "quant_format=QuantFormat.QDQ)."
+            )
+
+
+def refuse_narrow_floats(model: ir.Model) -> None:
+    """Raise ImportModelError: activations are rounded to floats of 8 or 4 bits.
+
+    onnxruntime would drop a Relu before such a QuantizeLinear.
+    """
+    for node in model.graph.all_nodes():
+        params = quant_params_of(node) if is_quantize(node) else None
+        if params is None or constant_of(node.inputs[0]) is not None:
+            continue
+        narrow = params.dtype.name.startswith(("FLOAT8", "FLOAT4"))
+        if narrow and any(is_dequantize(use.node) for use in node.outputs[0].uses()):
+            raise ImportModelError(
+                f"Node {node.name!r} (QuantizeLinear) rounds an activation to {params.dtype.name}, "
+                "for which there are no kernels; quantize to INT8 (ModelOpt: quantize_mode='int8', "
+                "AIMET: activation_type='int8')."
             )
 
 

@@ -44,7 +44,7 @@ def symmetric_params(node: ir.Node, *, any_zero_point: bool = False) -> QuantPar
     if params.dtype not in (_INTEGERS if constant else _OF_ACTIVATIONS):
         raise ImportModelError(
             f"{subject} stores {params.dtype.name}, but only INT8 and UINT8 (INT4, UINT4 and INT32 "
-            "for constants) are taken; quantize to INT8."
+            "for constants) are taken; quantize to INT8 (AIMET: activation_type='int8')."
         )
     expected = _INTEGERS[params.dtype][2]
     differs = params.zero != expected

@@ -27,6 +27,7 @@ TABLE = "calibration table"
 CACHE = "TensorRT cache"
 QDQ = "Q/DQ model"
 UNKNOWN_SHA256 = "0" * 64
+_AIMET = b'"activation_encodings"'  # in AIMET's files of encodings
 _SHOWN = 3  # names in a note
 
 
@@ -97,7 +98,13 @@ def read_ranges(
         raise CalibrationError(
             f"{path}: cannot read the INT8 ranges ({error.strerror}): check the path"
         ) from error
-    if data.lstrip()[:1] == b"{":
+    is_json = data.lstrip()[:1] == b"{"
+    if is_json and _AIMET in data:
+        raise CalibrationError(
+            f"{path}: encodings of AIMET are no ranges that Tandem reads: build the Q/DQ model "
+            "that sim.to_onnx_qdq() of AIMET returns, without a table"
+        )
+    if is_json:
         table = decode_table(data, str(path))
         return RangesFile(TABLE, table, notes=refused_notes(table))
     if data.startswith(b"TRT-"):
