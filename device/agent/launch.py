@@ -72,8 +72,8 @@ def _due(
 
 
 def excuse_start(config: Path) -> None:
-    """Let the start of a kept version not count: a user caused its end and mends it, for example in
-    agent.toml, which the version before reads, too."""
+    """Let the start of a kept version not count, which ended as agent.toml is wrong: the version
+    before would read the same file."""
     with contextlib.suppress(ConfigError, OSError):  # then it counts
         state_dir = _state_dir(config)
         versions = av.read_versions(state_dir)

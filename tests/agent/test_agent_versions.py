@@ -14,11 +14,11 @@ import pytest
 from crash_states import Tree, record, states
 from wheel_fixtures import agent_wheel
 
-from device.agent import launch
+from device.agent import command_line, launch
 from device.agent.agent_trial import AgentTrial
 from device.agent.command_line import main
 from device.agent.environment import make_environment
-from device.errors import BundleError
+from device.errors import BrokerError, BundleError, ConfigError, StateError, TandemError, TrustError
 from device.files import write_synced
 from device.update import agent_versions as av
 from device.update.agent_payload import AgentPayload, BoardSoftware, unfit
@@ -177,6 +177,32 @@ def test_a_wrong_agent_toml_takes_no_version_back(
     monkeypatch.delenv(launch.ENVIRONMENT)
     assert _start(config) == "b"
     assert av.read_versions(root).failed == "a"
+
+
+@pytest.mark.parametrize("kind", [StateError, TrustError, BrokerError, ConfigError])
+def test_a_kept_version_that_always_ends_with_an_error_is_given_up(
+    kind: type[TandemError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise kind("not of agent.toml")
+
+    config, root = tmp_path / "agent.toml", tmp_path / "state"
+    config.write_text(
+        'device = "d"\nprofile = "orin-nano-8gb"\nstate_dir = "state"\ndev = true\n'
+        '[broker]\nhost = "localhost"\n'
+    )
+    for name in "ab":
+        _executable(root, name)
+    av.write_versions(root, AgentVersions(current="b", previous="a"))
+    monkeypatch.setattr(command_line, "serve", fail)
+    started = []
+    for _ in range(4):
+        started.append(_start(config))
+        with monkeypatch.context() as patch:
+            patch.setenv(launch.ENVIRONMENT, started[-1])
+            assert main(["--config", str(config)]) == 1
+    assert started == ["b", "b", "b", "a"]
+    assert av.read_versions(root).failed == "b"
 
 
 def _executable(root: Path, name: str) -> None:
