@@ -16,6 +16,7 @@ from pipelines.serving.protocol import Refusal, Status, refuse
 from pipelines.serving.service import Service, refusal_of
 
 HEAD_BYTES = 32 * 1024
+KEPT_HEAD_BYTES = 2048  # of the last head, for as long as a connection is open
 ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in place
 IDLE_S = 60.0
 LINGER_S = 2.0
@@ -139,8 +140,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._last is None or self._last[0] != blob:
             head = parse_head(blob)
             self._server.check(head)
-            self._last = blob, head
-        head = self._last[1]
+            self._last = (blob, head) if end <= KEPT_HEAD_BYTES else None
+        else:
+            head = self._last[1]
         if head.chunked:
             self._chunks = Chunks(self._server.service.max_request_bytes)
             self._head[: len(rest)] = rest

@@ -2,12 +2,14 @@
 
 import asyncio
 import errno
+import gc
 import gzip
 import json
 import os
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,6 +27,7 @@ from pipelines.serving import http as http_port
 from pipelines.serving import release, scheduler
 from pipelines.serving.codec import from_bytes
 from pipelines.serving.http import Connection, HttpServer
+from pipelines.serving.http_messages import MAX_HEADERS
 from pipelines.serving.instances import ModelInstances
 from pipelines.serving.messages import SERVICE, message
 from pipelines.serving.model import QueuedModel
@@ -159,6 +162,39 @@ def test_a_request_that_waits_ends_with_its_connection(
 
     asyncio.run(run())
     assert ended == [asyncio.CancelledError]
+
+
+def test_a_head_of_many_headers_is_refused() -> None:
+    async def run() -> None:
+        service, transport = new_service(), Transport()
+        most = [f"X{number}:" for number in range(MAX_HEADERS - 1)]  # and Host
+        feed(connect(service, transport), head("/v2/none", *most))
+        assert transport.written.startswith(b"HTTP/1.1 404")
+        transport.written = b""
+        feed(connect(service, transport), head("/v2/none", *most, "Y:"))
+        assert transport.written.startswith(b"HTTP/1.1 431")
+        assert b"the request has 101 headers; this server takes 100" in transport.written
+
+    asyncio.run(run())
+
+
+def test_open_connections_keep_no_large_heads() -> None:
+    async def run() -> None:
+        service = new_service(token="secret")
+        data = head("/v2/health/live", "X: " + "y" * 30_000)
+        connections = [connect(service, Transport()) for _ in range(41)]
+        feed(connections.pop(), data)  # what is made once is there then
+        tracemalloc.start()
+        try:
+            for connection in connections:
+                feed(connection, data)
+            gc.collect()
+            size = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert size < 40 * 10_000
+
+    asyncio.run(run())
 
 
 def test_a_head_holds_nothing_and_a_body_what_has_come() -> None:
