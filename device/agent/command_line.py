@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from device.agent.agent import serve
-from device.agent.config import load_agent_config
+from device.agent.config import AgentConfig, load_agent_config
 from device.agent.launch import excuse_start, launch
 from device.agent.log import set_up_log
-from device.errors import TandemError
+from device.errors import ConfigError, TandemError
 from device.start.command import module_command
 
 # Subcommands, each a program of its own.
@@ -55,9 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up_log(arguments.log_level, os.environ)
     try:
         launch(arguments.config, words)
-        serve(load_agent_config(arguments.config))
+        serve(_load(arguments.config))
     except TandemError as error:
         print(f"tandem-agent: {error}", file=sys.stderr)
-        excuse_start(arguments.config)
         return 1
     return 0
+
+
+def _load(path: Path) -> AgentConfig:
+    """Read agent.toml; one that is wrong is no fault of this version. Raises ConfigError."""
+    try:
+        return load_agent_config(path)
+    except ConfigError:
+        excuse_start(path)
+        raise

@@ -11,10 +11,11 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from device.errors import ConfigError
+from device.errors import ConfigError, StateError
 from device.files import open_regular
 from device.toml_file import parse_toml, user_path
 from device.update import agent_versions as av
@@ -29,16 +30,17 @@ _RUN = "import sys; from tandem import agent; sys.exit(agent())"
 def launch(config: Path, words: Sequence[str]) -> None:
     """Become the version of the agent that is due, with the same arguments.
 
-    Returns where that is this one, or another one cannot be started.
+    Returns where that is this one, or the disk takes no count. Raises StateError: the system cannot
+    execute a kept version, which may pass (no memory), so that the start counts as failed.
     """
     if ENVIRONMENT in os.environ:
         return
     state_dir = _state_dir(config)
     if _is_running(state_dir):  # a second agent ends by itself, and is no start of a trial
         return
-    before, broken = av.read_versions(state_dir), set[str]()
     while True:
-        versions, name = _due(state_dir, before, broken)
+        before = av.read_versions(state_dir)
+        versions, name = _due(state_dir, before)
         if name == av.INSTALLED:
             return
         if name == versions.trial:
@@ -46,25 +48,28 @@ def launch(config: Path, words: Sequence[str]) -> None:
         try:
             os.execve(*command_of(state_dir, name, words))
         except OSError as error:
-            LOG.error("version %s of the agent does not start: %s", name, error)
-            broken.add(name)
+            LOG.error("version %s of the agent cannot be executed: %s", name, error)
+            if name == versions.trial or not av.is_usable(state_dir, name):
+                continue  # it is given up
+            if versions == before:
+                return
+            raise StateError(
+                f"version {name} of the agent cannot be executed ({error.strerror}): start"
+                f" tandem-agent again; after {av.MAX_FAILED_STARTS} such starts the version before"
+                " it runs"
+            ) from error
 
 
-def _due(
-    state_dir: Path, before: av.AgentVersions, broken: Container[str]
-) -> tuple[av.AgentVersions, str]:
-    """Count a start on the disk; return the versions, and which one is started."""
-
-    def usable(name: str) -> bool:
-        return name not in broken and av.is_usable(state_dir, name)
-
+def _due(state_dir: Path, before: av.AgentVersions) -> tuple[av.AgentVersions, str]:
+    """Count a start on the disk; return the versions that are there, and which one is started."""
+    usable = partial(av.is_usable, state_dir)
     versions, name = av.at_start(before, usable)
     try:
         if versions != before:
             av.write_versions(state_dir, versions)
     except OSError as error:
         LOG.error("no other version is tried, and no start is counted: %s", error)
-        name = versions.current if usable(versions.current) else av.INSTALLED
+        return before, versions.current if usable(versions.current) else av.INSTALLED
     given_up = {before.trial, before.current} - {versions.trial, versions.current}
     if versions.failed in given_up:
         LOG.error("version %s of the agent is given up: %s", versions.failed, versions.reason)
@@ -72,8 +77,8 @@ def _due(
 
 
 def excuse_start(config: Path) -> None:
-    """Let the start of a kept version not count: a user caused its end and mends it, for example in
-    agent.toml, which the version before reads, too."""
+    """Let the start of a kept version not count, which ended as agent.toml is wrong: the version
+    before would read the same file."""
     with contextlib.suppress(ConfigError, OSError):  # then it counts
         state_dir = _state_dir(config)
         versions = av.read_versions(state_dir)

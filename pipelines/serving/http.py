@@ -16,6 +16,7 @@ from pipelines.serving.protocol import Refusal, Status, refuse
 from pipelines.serving.service import Service, refusal_of
 
 HEAD_BYTES = 32 * 1024
+KEPT_HEAD_BYTES = 2048  # of the last head, for as long as a connection is open
 ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in place
 IDLE_S = 60.0
 LINGER_S = 2.0
@@ -81,8 +82,10 @@ class Connection(asyncio.BufferedProtocol):
         """Return where the next bytes go: into a body of known length, else into the head."""
         if self._closing:
             return memoryview(self._head)
-        if self._request is not None and self._chunks is None:
+        if self._takes_body():
             return self._body[self._got :]
+        if self._filled == len(self._head):  # TLS of Python 3.10 gives what it has read, at most
+            self._head = self._head + bytes(HEAD_BYTES)  # 256 KiB, though reading is paused
         return memoryview(self._head)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -90,11 +93,15 @@ class Connection(asyncio.BufferedProtocol):
         self._heard_s = self._server.loop.time()
         if self._closing:
             return
-        if self._request is not None and self._chunks is None:
+        if self._takes_body():
             self._got += nbytes
         else:
             self._filled += nbytes
         self._advance()
+
+    def _takes_body(self) -> bool:
+        """Whether what comes is of a body of known length, not of a later request."""
+        return self._request is not None and self._chunks is None and self._task is None
 
     def eof_received(self) -> bool:
         """Let the transport close: a client that sends no more gets no answer."""
@@ -125,9 +132,9 @@ class Connection(asyncio.BufferedProtocol):
         self._held = got
 
     def _read_head(self) -> bool:
-        end = self._head.find(b"\r\n\r\n", 0, self._filled)
+        end = self._head.find(b"\r\n\r\n", 0, min(self._filled, HEAD_BYTES))
         if end < 0:
-            if self._filled == HEAD_BYTES:
+            if self._filled >= HEAD_BYTES:
                 refuse(
                     f"the head of the request has more than {HEAD_BYTES} bytes",
                     Status.HEADER_TOO_LARGE,
@@ -139,8 +146,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._last is None or self._last[0] != blob:
             head = parse_head(blob)
             self._server.check(head)
-            self._last = blob, head
-        head = self._last[1]
+            self._last = (blob, head) if end <= KEPT_HEAD_BYTES else None
+        else:
+            head = self._last[1]
         if head.chunked:
             self._chunks = Chunks(self._server.service.max_request_bytes)
             self._head[: len(rest)] = rest
@@ -208,14 +216,16 @@ class Connection(asyncio.BufferedProtocol):
         self._forget_body()
         if not head.keeps_open or self._closing:
             return
+        if len(self._head) > HEAD_BYTES >= self._filled:
+            self._head = self._head[:HEAD_BYTES]
         if self._filled:
-            self._transport.pause_reading()
+            self._transport.pause_reading()  # TLS of Python 3.10 may read on before _read_on
             self._server.loop.call_soon(self._read_on)
         else:
             self._transport.resume_reading()
 
     def _read_on(self) -> None:
-        if not self._closing:
+        if not self._closing and self._task is None:
             self._transport.resume_reading()
             self._advance()
 

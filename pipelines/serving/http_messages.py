@@ -12,6 +12,7 @@ from pipelines.serving.protocol import (
     refuse,
 )
 
+MAX_HEADERS = 100
 HEADER_LENGTH = "inference-header-content-length"
 PHRASES = {
     200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
@@ -53,6 +54,11 @@ def parse_head(blob: bytes) -> Head:
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         refuse(f"{first[:100]!r} is no request line of HTTP/1.1")
+    if len(lines) > MAX_HEADERS:
+        refuse(
+            f"the request has {len(lines)} headers; this server takes {MAX_HEADERS}",
+            Status.HEADER_TOO_LARGE,
+        )
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")

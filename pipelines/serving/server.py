@@ -270,13 +270,14 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 
 
 def run(server: Coroutine[Any, Any, None]) -> None:
-    """Run a server in uvloop, which takes less CPU time, or in asyncio if it is not installed."""
+    """Run a server in uvloop, which takes less CPU time, or in asyncio if there is none that loads
+    and has `run` (0.18)."""
     try:
-        import uvloop
-    except ModuleNotFoundError:
+        from uvloop import run as run_in_uvloop
+    except ImportError:
         asyncio.run(server)
     else:
-        uvloop.run(server)
+        run_in_uvloop(server)
 
 
 async def serve(

@@ -1,6 +1,7 @@
 """Versions of the agent: which one is started, which boards fit, and power cuts at any write."""
 
 import contextlib
+import errno
 import os
 import random
 import sys
@@ -12,13 +13,14 @@ from unittest import mock
 
 import pytest
 from crash_states import Tree, record, states
+from msgspec.structs import replace
 from wheel_fixtures import agent_wheel
 
-from device.agent import launch
+from device.agent import command_line, launch
 from device.agent.agent_trial import AgentTrial
 from device.agent.command_line import main
 from device.agent.environment import make_environment
-from device.errors import BundleError
+from device.errors import BrokerError, BundleError, ConfigError, StateError, TandemError, TrustError
 from device.files import write_synced
 from device.update import agent_versions as av
 from device.update.agent_payload import AgentPayload, BoardSoftware, unfit
@@ -179,6 +181,32 @@ def test_a_wrong_agent_toml_takes_no_version_back(
     assert av.read_versions(root).failed == "a"
 
 
+@pytest.mark.parametrize("kind", [StateError, TrustError, BrokerError, ConfigError])
+def test_a_kept_version_that_always_ends_with_an_error_is_given_up(
+    kind: type[TandemError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise kind("not of agent.toml")
+
+    config, root = tmp_path / "agent.toml", tmp_path / "state"
+    config.write_text(
+        'device = "d"\nprofile = "orin-nano-8gb"\nstate_dir = "state"\ndev = true\n'
+        '[broker]\nhost = "localhost"\n'
+    )
+    for name in "ab":
+        _executable(root, name)
+    av.write_versions(root, AgentVersions(current="b", previous="a"))
+    monkeypatch.setattr(command_line, "serve", fail)
+    started = []
+    for _ in range(4):
+        started.append(_start(config))
+        with monkeypatch.context() as patch:
+            patch.setenv(launch.ENVIRONMENT, started[-1])
+            assert main(["--config", str(config)]) == 1
+    assert started == ["b", "b", "b", "a"]
+    assert av.read_versions(root).failed == "b"
+
+
 def _executable(root: Path, name: str) -> None:
     """An environment whose interpreter is no program."""
     python = av.python_of(root, name)
@@ -187,15 +215,54 @@ def _executable(root: Path, name: str) -> None:
     python.chmod(0o700)
 
 
-def test_a_version_that_the_system_cannot_execute_is_given_up(tmp_path: Path) -> None:
+def _cannot_execute(config: Path, number: int) -> str:
+    """Start the agent where no version can be executed; return what it says. `number`: of errno."""
+    error = OSError(number, os.strerror(number))
+    with mock.patch.object(os, "execve", side_effect=error), pytest.raises(StateError) as failure:
+        launch.launch(config, [])
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN, errno.EIO])
+def test_a_version_that_once_could_not_be_executed_stays(number: int, tmp_path: Path) -> None:
     config, root = tmp_path / "agent.toml", tmp_path / "state"
     config.write_text('state_dir = "state"\n')
     for name in "ab":
         _executable(root, name)
-    av.write_versions(root, AgentVersions(current="b", previous="a"))
-    launch.launch(config, [])  # returns: the installed agent goes on in this process
+    noted = AgentVersions(current="b", previous="a")
+    av.write_versions(root, noted)
+    assert os.strerror(number) in _cannot_execute(config, number)
+    assert av.read_versions(root) == replace(noted, failed_starts=1)
+    assert _start(config) == "b"
+
+
+def test_a_version_that_the_system_cannot_execute_is_given_up_after_three_starts(
+    tmp_path: Path,
+) -> None:
+    config, root = tmp_path / "agent.toml", tmp_path / "state"
+    config.write_text('state_dir = "state"\n')
+    for name in "abt":
+        _executable(root, name)
+    av.write_versions(root, AgentVersions(current="b", previous="a", trial="t"))
+    with mock.patch.object(launch, "_watch"), pytest.raises(StateError, match="version b "):
+        launch.launch(config, [])  # that of the trial fails, too: nothing here is a program
     versions = av.read_versions(root)
-    assert (versions.current, versions.failed) == ("", "b")
+    assert (versions.trial, versions.failed, versions.failed_starts) == ("", "t", 1)
+    for name in "bb":
+        assert f"version {name} " in _cannot_execute(config, errno.ENOMEM)
+    assert _start(config) == "a"
+    assert av.read_versions(root).failed == "b"
+
+
+def test_where_no_start_can_be_counted_the_installed_agent_goes_on(tmp_path: Path) -> None:
+    config, root = tmp_path / "agent.toml", tmp_path / "state"
+    config.write_text('state_dir = "state"\n')
+    _executable(root, "b")
+    noted = AgentVersions(current="b")
+    av.write_versions(root, noted)
+    with mock.patch.object(av, "write_versions", side_effect=OSError(errno.EROFS, "read-only")):
+        launch.launch(config, [])
+    assert av.read_versions(root) == noted
 
 
 @pytest.mark.parametrize("name", ["../../x", "..", ".x.tmp", "a/b", "x\n", "", "é"])

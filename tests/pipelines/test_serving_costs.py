@@ -76,6 +76,25 @@ def test_a_server_runs_in_uvloop_where_it_is_installed(loop: str) -> None:
     assert names == [loop]
 
 
+@pytest.mark.parametrize(
+    "code", ["raise ImportError('of another libc')", "__version__ = '0.17'"], ids=["broken", "old"]
+)
+def test_a_server_runs_in_asyncio_where_uvloop_does_not_fit(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uvloop.py").write_text(code)
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # restored at the end, whatever is there then
+    monkeypatch.delitem(sys.modules, "uvloop")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = []
+
+    async def main() -> None:
+        names.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+
+    run(main())
+    assert names == ["asyncio"]
+
+
 def test_answers_are_those_of_the_model_by_both_loops(loop: str, tmp_path: Path) -> None:
     identity(tmp_path, "one", TensorProto.FLOAT, ["batch", "n"])
     with served(tmp_path) as ports:

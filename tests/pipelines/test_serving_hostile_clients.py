@@ -2,12 +2,15 @@
 
 import asyncio
 import errno
+import gc
 import gzip
 import json
 import os
+import re
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,7 +27,8 @@ from device.errors import ConfigError, PipelineError
 from pipelines.serving import http as http_port
 from pipelines.serving import release, scheduler
 from pipelines.serving.codec import from_bytes
-from pipelines.serving.http import Connection, HttpServer
+from pipelines.serving.http import HEAD_BYTES, Connection, HttpServer
+from pipelines.serving.http_messages import MAX_HEADERS, Answer, Head
 from pipelines.serving.instances import ModelInstances
 from pipelines.serving.messages import SERVICE, message
 from pipelines.serving.model import QueuedModel
@@ -62,6 +66,18 @@ class Transport:
     pause_reading = resume_reading = close
 
 
+class Reading(Transport):
+    """Says whether it reads. What `feed` gives meanwhile is what TLS of Python 3.10 had read."""
+
+    reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
 def new_service(megabytes: int = 1, token: str = "") -> Service:
     size = megabytes << 20
     return Service(
@@ -78,6 +94,7 @@ def connect(service: Service, transport: Transport) -> Connection:
 def feed(connection: Connection, data: bytes) -> None:
     while data:
         buffer = connection.get_buffer(len(data))
+        assert len(buffer)  # asyncio ends a connection that gives no room
         size = min(len(buffer), len(data))
         buffer[:size] = data[:size]
         data = data[size:]
@@ -159,6 +176,77 @@ def test_a_request_that_waits_ends_with_its_connection(
 
     asyncio.run(run())
     assert ended == [asyncio.CancelledError]
+
+
+def test_a_head_of_many_headers_is_refused() -> None:
+    async def run() -> None:
+        service, transport = new_service(), Transport()
+        most = [f"X{number}:" for number in range(MAX_HEADERS - 1)]  # and Host
+        feed(connect(service, transport), head("/v2/none", *most))
+        assert transport.written.startswith(b"HTTP/1.1 404")
+        transport.written = b""
+        feed(connect(service, transport), head("/v2/none", *most, "Y:"))
+        assert transport.written.startswith(b"HTTP/1.1 431")
+        assert b"the request has 101 headers; this server takes 100" in transport.written
+
+    asyncio.run(run())
+
+
+def test_open_connections_keep_no_large_heads() -> None:
+    async def run() -> None:
+        service = new_service(token="secret")
+        data = head("/v2/health/live", "X: " + "y" * 30_000)
+        connections = [connect(service, Transport()) for _ in range(41)]
+        feed(connections.pop(), data)  # what is made once is there then
+        tracemalloc.start()
+        try:
+            for connection in connections:
+                feed(connection, data)
+            gc.collect()
+            size = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert size < 40 * 10_000
+
+    asyncio.run(run())
+
+
+def test_requests_that_come_while_reading_is_paused_are_answered_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        waits = asyncio.get_running_loop().create_future()
+
+        async def answer(_: HttpServer, head: Head, body: memoryview) -> Answer:
+            if head.path.startswith("/wait"):
+                await waits
+            return Answer((head.path.encode() + bytes(body) + b";",))
+
+        monkeypatch.setattr(HttpServer, "answer", answer)
+        transport = Reading()
+        connection = connect(new_service(), transport)
+        feed(connection, head("/1") + head("/2"))
+        # The second _read_on is queued, which must not resume what /wait has paused.
+        feed(connection, head("/wait", "Content-Length: 3") + b"abc")
+        assert not transport.reading
+        for _ in range(4):
+            await asyncio.sleep(0)
+            assert not transport.reading
+        paths = [f"/{number}" for number in range(3, 2000)]
+        data = b"".join(map(head, paths)) + head("/body", "Content-Length: 200000") + b"x" * 70_000
+        for start in range(0, len(data), 16384):
+            feed(connection, data[start : start + 16384])
+        assert transport.written.endswith(b"/2;")
+        waits.set_result(None)
+        await until(lambda: b"/1999;" in transport.written)
+        await until(lambda: transport.reading)
+        feed(connection, b"x" * 130_000)
+        await until(lambda: transport.written.endswith(b"x;"))
+        bodies = [part.decode() for part in re.findall(b"\r\n\r\n([^;]*);", transport.written)]
+        assert bodies == ["/1", "/2", "/waitabc", *paths, "/body" + "x" * 200_000]
+        assert len(connection._head) == HEAD_BYTES
+
+    asyncio.run(run())
 
 
 def test_a_head_holds_nothing_and_a_body_what_has_come() -> None:
