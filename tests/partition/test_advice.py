@@ -51,6 +51,8 @@ SILENT = {
     ("toolkit.graph", "pipeline"): "it reads outputs and metadata, and runs no pass",
     ("toolkit.importers", "pipeline"): "it reads outputs and metadata, and freezes no size",
     ("toolkit.plugins", "pipeline"): "it takes no plugins",
+    ("toolkit.gpu", "export"): "the graph of an engine has the sizes that it was built for",
+    ("toolkit.graph", "export"): "the graph of an engine has the sizes that it was built for",
     ("toolkit.evaluate.bench.measure", "inspect"): "it reads what was measured",
     ("toolkit.guess.toml_text", "pipeline"): "it prints no proposal",
     ("toolkit.importers.input_shapes", "compare"): "it gives the shapes of the engine",
