@@ -15,6 +15,7 @@ import pytest
 from store_fixtures import all_devices
 
 from device.protocol.documents import (
+    Beat,
     BlobSpec,
     DeviceFacts,
     PipelineReport,
@@ -23,6 +24,7 @@ from device.protocol.documents import (
     Running,
     StateDocument,
     Update,
+    decode,
 )
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
@@ -80,6 +82,28 @@ def test_statements_of_many_rows_change_each_row(store: Database) -> None:
     assert store.rows("SELECT labels, fps, id FROM devices ORDER BY id") == [
         (f"{text}!", 0.5, row[0]) if row[3] is None else (text, 2.5, row[0]) for row in rows[:20]
     ]
+
+
+def test_a_nul_that_a_device_says_ends_no_server(store: Database) -> None:
+    """PostgreSQL keeps it in no text: there it is left out."""
+    beat = decode(b'{"counter": 5, "at": "20\\u000026 \\\\u0000"}', Beat)
+    row = devices.DeviceRow("d1", 1.0, None, None, {}, beat=beat.counter, beat_at=beat.at)
+    reported = Reported(
+        agent="1", profile="p", dev=True, warning="", session=3,
+        running=None, pipeline=PipelineReport(status="running"),
+        update=Update(phase="rolled_back", reason="a\0b"), facts=DeviceFacts(jetpack="6\0"),
+    )  # fmt: skip
+    with store.write():
+        devices.save_devices(store, [replace(row, reported=reported)])
+        devices.save_beats(store, [row])
+        store.run("UPDATE devices SET reason = ? WHERE id = ?", reported.update.reason, "d1")
+    kept = [beat.at, "6\0", "a\0b"]
+    if store.dialect.name == "postgresql":
+        kept = [text.replace("\0", "") for text in kept]
+    assert store.rows("SELECT beat_at, jetpack, reason FROM devices") == [tuple(kept)]
+    loaded = devices.load_device(store, "d1\0" if store.dialect.name == "postgresql" else "d1")
+    assert loaded is not None
+    assert loaded.reported == reported
 
 
 class Counted:
