@@ -1,6 +1,7 @@
 """A second server whose folder is a copy, with a store of its own, is refused."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from device.protocol.mqtt import Message
 from device.protocol.topics import SERVER_CLAIM
 from toolkit.errors import RolloutError
 from toolkit.fleet.server.copy_guard import (
+    AHEAD_S,
     CLAIM_S,
     LISTEN_S,
     LIVE_S,
@@ -117,6 +119,19 @@ def test_who_replaces_a_copy_waits_for_its_end() -> None:
     with pytest.raises(RolloutError, match="takes this fleet over"):  # the newest one counts
         heard_twice(connected(claim("b", 2.0, serves=True, replaces=True)), claim(
             "c", 3.0, replaces=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_claim_from_the_future_replaces_nobody(
+    replaces: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = connected(claim("a", time.time(), serves=True, replaces=replaces))
+    guard.advance(100.3)
+    heard_twice(guard, claim("b", 1e300, serves=True, replaces=True))
+    assert guard.is_alone
+    assert "starts in 1e+300 s by its clock (limit 300 s)" in caplog.text
+    with pytest.raises(RolloutError, match="takes this fleet over"):  # clocks are never the same
+        heard_twice(guard, claim("c", time.time() + AHEAD_S / 2, replaces=True))
 
 
 def test_a_claim_whose_server_is_gone_holds_up_for_a_while_and_is_cleared() -> None:

@@ -8,6 +8,7 @@ the monotonic clock, in seconds.
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ SILENT_S = 2 * LEASE_S  # without a new claim for so long, its server is gone
 # A broker that does not return a claim for so long never does, and one that gives what it retains
 # to no wildcard (RabbitMQ) has passed on new claims of all servers.
 LISTEN_S = LEASE_S
+AHEAD_S = 300.0  # clocks of two machines differ by less
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -106,6 +108,7 @@ class CopyGuard:
         if claim.fleet != self._claim.fleet or self._is_on_this_store(claim.holder):
             self._others.pop(message.topic, None)
             return
+        claim = self._believed(claim)
         other = self._others.setdefault(message.topic, _Other(claim, now_s))
         other.claim = claim
         if message.retained:
@@ -136,6 +139,19 @@ class CopyGuard:
             self._claimed_s = now_s
             messages.append((self.topic, encode(self._claim)))
         return messages
+
+    def _believed(self, claim: Claim) -> Claim:
+        """Return a claim of another server; one from the future replaces nobody."""
+        ahead_s = claim.since_s - time.time()
+        if not claim.replaces or ahead_s <= AHEAD_S:
+            return claim
+        if claim.holder not in self._warned:
+            self._warned.add(claim.holder)
+            LOG.warning(
+                "a server on %s that takes this fleet over starts in %g s by its clock (limit %g "
+                "s): set that clock, it replaces nobody", claim.host, ahead_s, AHEAD_S,
+            )  # fmt: skip
+        return msgspec.structs.replace(claim, replaces=False)
 
     def _is_on_this_store(self, holder: str) -> bool:
         if holder not in self._known and self._has_lease(holder):
