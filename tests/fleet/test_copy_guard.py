@@ -34,9 +34,9 @@ def message(of: Claim, retained: bool = False) -> Message:
     return Message(f"{SERVER_CLAIM}/{of.holder[-8:]}", encode(of), retained)
 
 
-def connected(own: Claim, *retained: Claim, on_this_store: tuple[str, ...] = ()) -> CopyGuard:
+def connected(own: Claim, *retained: Claim) -> CopyGuard:
     """The guard of a server whose connection is up at 100 s, and has given back its own claim."""
-    guard = CopyGuard(own, on_this_store.__contains__)
+    guard = CopyGuard(own, lambda _holder: None)
     guard.connect(100.0)
     assert guard.advance(100.0) == [(guard.topic, encode(own))]
     for other in retained:
@@ -56,7 +56,7 @@ def test_a_server_alone_serves_once_its_claim_comes_back_or_never_does() -> None
     assert guard.advance(100.3) == []
     assert guard.is_alone
     assert guard.advance(100.0 + CLAIM_S) == [(guard.topic, encode(claim("a", serves=True)))]
-    deaf = CopyGuard(claim("a"), lambda _holder: False)
+    deaf = CopyGuard(claim("a"), lambda _holder: None)
     deaf.connect(100.0)
     deaf.advance(100.0 + LISTEN_S - 0.1)
     assert not deaf.is_alone
@@ -67,7 +67,7 @@ def test_a_server_alone_serves_once_its_claim_comes_back_or_never_does() -> None
 def test_where_a_wildcard_gets_nothing_retained_a_server_listens_before_it_serves() -> None:
     """As behind RabbitMQ; one that has served already goes on at once after an outage."""
     for served, is_alone in ((False, False), (True, True)):
-        guard = CopyGuard(claim("b", serves=served), lambda _holder: False)
+        guard = CopyGuard(claim("b", serves=served), lambda _holder: None)
         guard.connect(100.0, gets_retained=False)
         guard.take(message(claim("b")), 100.2)
         guard.advance(100.0 + LISTEN_S - 0.1)
@@ -151,15 +151,34 @@ def test_a_claim_whose_server_is_gone_holds_up_for_a_while_and_is_cleared() -> N
 def test_servers_on_the_same_store_and_of_other_fleets_are_no_copies(
     other: Claim, on_this_store: str
 ) -> None:
-    holders = {on_this_store}
-    guard = CopyGuard(claim("b"), holders.__contains__)
+    ends = {on_this_store: 105.0}
+    guard = CopyGuard(claim("b"), ends.get)
     guard.connect(100.0)
     guard.take(message(other, retained=True), 100.1)
     guard.take(message(claim("b")), 100.2)
-    guard.advance(100.3)
+    ends[on_this_store] = 106.7  # renewed
+    guard.take(message(other), 101.7)
+    guard.advance(101.8)
     assert guard.is_alone
-    holders.clear()  # its lease has ended, and something that it said comes late
+    ends.clear()  # its lease has ended, and something that it said comes late
     heard_twice(guard, other)
+
+
+def test_a_lease_that_a_copied_store_has_of_before_is_not_believed() -> None:
+    """A fresh dump of PostgreSQL has the lease of the server that works on the other store."""
+    serving = claim("a", serves=True)
+    ends: dict[str, float] = {serving.holder: 104.0}
+    guard = CopyGuard(claim("b"), ends.get)
+    guard.connect(100.0)
+    guard.take(message(serving, retained=True), 100.1)
+    guard.take(message(claim("b")), 100.2)
+    for now_s in (101.0, 102.7, 104.4):
+        guard.take(message(serving), now_s)
+        guard.advance(now_s)
+        assert not guard.is_alone
+    ends.clear()  # it has run out, and this server has ended it
+    with pytest.raises(RolloutError, match="has another store"):
+        guard.take(message(serving), 106.1)
 
 
 def test_copies_of_a_fleet_have_its_id_and_other_fleets_have_others(tmp_path: Path) -> None:

@@ -72,12 +72,13 @@ class _Other:
 class CopyGuard:
     """What a server knows of others that work on another store."""
 
-    def __init__(self, claim: Claim, has_lease: Callable[[str], bool]) -> None:
-        """`has_lease`: whether a holder has one in this server's store."""
+    def __init__(self, claim: Claim, lease_end: Callable[[str], float | None]) -> None:
+        """`lease_end`: when a holder's lease ends by this server's store, None: it has none."""
         self.topic = f"{SERVER_CLAIM}/{claim.holder[-8:]}"
         self.is_alone = False  # this server may send: nobody else is there, or has to stop
         self._claim = claim
-        self._has_lease = has_lease
+        self._lease_end = lease_end
+        self._lease_ends: dict[str, float] = {}  # as first read, of those that are not known yet
         self._known = {claim.holder}  # holders on this store, also those that have ended
         self._others: dict[str, _Other] = {}
         self._connected_s = self._claimed_s = 0.0
@@ -105,7 +106,8 @@ class CopyGuard:
             return
         if claim.holder == self._claim.holder:
             self._is_heard = True
-        if claim.fleet != self._claim.fleet or self._is_on_this_store(claim.holder):
+        is_on_this_store = self._is_on_this_store(claim.holder)
+        if claim.fleet != self._claim.fleet or is_on_this_store:
             self._others.pop(message.topic, None)
             return
         claim = self._believed(claim)
@@ -113,7 +115,8 @@ class CopyGuard:
         other.claim = claim
         if message.retained:
             return
-        if other.live_s is not None and now_s - other.live_s >= LIVE_S:
+        is_live = other.live_s is not None and now_s - other.live_s >= LIVE_S
+        if is_live and is_on_this_store is not None:
             self._judge(claim)
         other.heard_s, other.live_s = now_s, now_s if other.live_s is None else other.live_s
 
@@ -153,10 +156,19 @@ class CopyGuard:
             )  # fmt: skip
         return msgspec.structs.replace(claim, replaces=False)
 
-    def _is_on_this_store(self, holder: str) -> bool:
-        if holder not in self._known and self._has_lease(holder):
-            self._known.add(holder)
-        return holder in self._known
+    def _is_on_this_store(self, holder: str) -> bool | None:
+        """Whether a server works on this server's store: its lease is renewed there. None: that is
+        not seen yet; a copy of a store has the leases of its time until they run out."""
+        if holder in self._known:
+            return True
+        end_s = self._lease_end(holder)
+        if end_s is None:
+            return False
+        if self._lease_ends.setdefault(holder, end_s) == end_s:
+            return None
+        self._known.add(holder)
+        del self._lease_ends[holder]
+        return True
 
     def _judge(self, other: Claim) -> None:
         place = f"{other.host} with the folder {other.folder}"
