@@ -144,6 +144,22 @@ def test_a_claim_whose_server_is_gone_holds_up_for_a_while_and_is_cleared() -> N
     assert guard.is_alone
 
 
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_connection_that_breaks_often_forgets_no_silence(is_live: bool) -> None:
+    """A claim of nobody ends after SILENT_S of all connections; the time between is not counted."""
+    guard, gone = connected(claim("b"), claim("a", serves=True)), claim("a", serves=True)
+    guard.advance(100.1 + 0.6 * SILENT_S)
+    guard.connect(200.0)
+    guard.take(message(gone, retained=True), 200.0)
+    guard.take(message(claim("b")), 200.1)
+    guard.advance(200.2)
+    assert not guard.is_alone
+    if is_live:
+        guard.take(message(gone), 200.2)
+    guard.advance(200.0 + 0.5 * SILENT_S)
+    assert guard.is_alone != is_live
+
+
 @pytest.mark.parametrize(
     ("other", "on_this_store"),
     [(claim("a", serves=True), claim("a").holder), (claim("a", fleet="g", serves=True), "")],

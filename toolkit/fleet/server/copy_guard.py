@@ -61,8 +61,9 @@ def fleet_id(folder: Path, name: str) -> str:
 
 @dataclass(slots=True)
 class _Other:
-    """A server on another store: when it was first and last heard, `live_s`: said something that
-    was not retained, None: never."""
+    """A server on another store. `heard_s`: when it was last heard, or what is retained of it came,
+    but for the time without a connection; `live_s`: when it first said something that was not
+    retained, None: never."""
 
     claim: Claim
     heard_s: float
@@ -81,7 +82,8 @@ class CopyGuard:
         self._lease_ends: dict[str, float] = {}  # as first read, of those that are not known yet
         self._known = {claim.holder}  # holders on this store, also those that have ended
         self._others: dict[str, _Other] = {}
-        self._connected_s = self._claimed_s = 0.0
+        self._silent_s: dict[str, float] = {}  # topic -> for so long before this connection
+        self._connected_s = self._claimed_s = self._advanced_s = 0.0
         self._gets_retained = True
         self._is_heard = False  # own claim came back, and before it all that others had retained
         self._warned: set[str] = set()
@@ -91,8 +93,13 @@ class CopyGuard:
         retains before it returns the own claim."""
         self._gets_retained = gets_retained
         self.is_alone = self._is_heard = False
+        # What was not heard while the connection was away says nothing.
+        self._silent_s = {
+            topic: max(self._advanced_s - row.heard_s, 0.0) for topic, row in self._others.items()
+        }
         self._others.clear()
         self._connected_s, self._claimed_s = now_s, now_s - CLAIM_S
+        self._advanced_s = now_s
 
     def take(self, message: Message, now_s: float) -> None:
         """Take a claim, or its end. RolloutError: another server stays, this one has to stop."""
@@ -111,7 +118,8 @@ class CopyGuard:
             self._others.pop(message.topic, None)
             return
         claim = self._believed(claim)
-        other = self._others.setdefault(message.topic, _Other(claim, now_s))
+        heard_s = now_s - self._silent_s.pop(message.topic, 0.0)
+        other = self._others.setdefault(message.topic, _Other(claim, heard_s))
         other.claim = claim
         if message.retained:
             return
@@ -123,6 +131,7 @@ class CopyGuard:
     def advance(self, now_s: float) -> list[tuple[str, bytes]]:
         """Return what is to be published now, retained: the own claim, and an empty message in the
         place of each claim whose server is gone."""
+        self._advanced_s = now_s
         gone: list[str] = []
         knows_all = self._is_heard and (self._gets_retained or self._claim.serves)
         if not self.is_alone and (knows_all or now_s - self._connected_s >= LISTEN_S):
