@@ -86,6 +86,16 @@ def test_a_server_that_starts_on_a_copy_is_refused() -> None:
         heard_twice(guard, claim("a", serves=True))
 
 
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_an_unsigned_fleet_may_only_have_the_name_of_another(is_signed: bool) -> None:
+    guard = CopyGuard(claim("b"), lambda _holder: None, is_signed=is_signed)
+    guard.connect(100.0)
+    with pytest.raises(RolloutError) as error:
+        heard_twice(guard, claim("a", serves=True))
+    assert ("give one another `name` in its fleet.toml" in str(error.value)) != is_signed
+    assert "/b is a copy" in str(error.value)
+
+
 def test_a_server_that_serves_stays_and_is_not_held_up(caplog: pytest.LogCaptureFixture) -> None:
     guard = connected(claim("a"))
     guard.advance(100.3)

@@ -73,12 +73,16 @@ class _Other:
 class CopyGuard:
     """What a server knows of others that work on another store."""
 
-    def __init__(self, claim: Claim, lease_end: Callable[[str], float | None]) -> None:
-        """`lease_end`: when a holder's lease ends by this server's store, None: it has none."""
+    def __init__(
+        self, claim: Claim, lease_end: Callable[[str], float | None], *, is_signed: bool = True
+    ) -> None:
+        """`lease_end`: when a holder's lease ends by this server's store, None: it has none;
+        `is_signed`: the fleet has more than its name to tell it from others."""
         self.topic = f"{SERVER_CLAIM}/{claim.holder[-8:]}"
         self.is_alone = False  # this server may send: nobody else is there, or has to stop
         self._claim = claim
         self._lease_end = lease_end
+        self._is_signed = is_signed
         self._lease_ends: dict[str, float] = {}  # as first read, of those that are not known yet
         self._known = {claim.holder}  # holders on this store, also those that have ended
         self._others: dict[str, _Other] = {}
@@ -190,8 +194,16 @@ class CopyGuard:
             raise RolloutError(
                 f"the server on {place} takes this fleet over, from another store: this one stops"
             )
+        both = f"That folder or {self._claim.folder} is a copy, and both would "
+        if self._is_signed:
+            both += "sign for the same devices"
+        else:
+            both += (
+                "decide for the same devices; or both fleets have the same name and no signed "
+                "releases: then give one another `name` in its fleet.toml, or a broker of its own. "
+                "If one is a copy"
+            )
         raise RolloutError(
             f"another server of this fleet is on this broker: on {place}, and has another store. "
-            f"That folder or {self._claim.folder} is a copy, and both would sign for the same "
-            "devices: stop that server, or start this one with --replace, which makes it stop"
+            f"{both}: stop that server, or start this one with --replace, which makes it stop"
         )

@@ -209,7 +209,11 @@ class FleetServer:
         topics = (every.state, every.reported, every.beat, f"{SERVER_CLAIM}/+")
         subscriptions = tuple((topic, 1) for topic in topics)
         settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions, SERVER)
-        guard = CopyGuard(self._own_claim(), partial(lease.lease_end, database))
+        guard = CopyGuard(
+            self._own_claim(),
+            partial(lease.lease_end, database),
+            is_signed=is_signed(self._fleet.folder),
+        )
         putter = queue_putter(self._events, stopped)
         link = Link(settings, putter, lambda _session: Will(guard.topic, b""))
         self._guard = guard
