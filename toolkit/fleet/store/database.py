@@ -37,7 +37,8 @@ class Database:
             return int(self._execute(sql, values).rowcount)
 
     def run_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
-        """Run a statement for each row of values."""
+        """Run a statement for each row of values. With ON CONFLICT DO UPDATE no two rows may have
+        one key: PostgreSQL refuses them (RolloutError)."""
         assert self._writing, "outside of a write transaction"
         if rows:
             with self._explained():

@@ -3,6 +3,7 @@
 Statements are written with `?` for values; none has a literal `?` or `%`.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import msgspec
 from toolkit.errors import RolloutError
 
 BUSY_S = 30.0  # how long a writer waits for another one
-ROWS_AT_ONCE = 1000  # of a statement; PostgreSQL takes 256 MB of JSON
+ROWS_AT_ONCE = 1000  # of a statement
+BYTES_AT_ONCE = 64 * 1024 * 1024  # of JSON in a statement; PostgreSQL takes 256 MB
 Rows = Sequence[Sequence[object]]
 
 
@@ -112,11 +114,25 @@ def _run_many_postgresql(connection: Connection, sql: str, rows: Rows) -> None:
     """Run an INSERT, UPDATE or DELETE once for all rows, which go as one JSON text. A statement for
     each row costs the driver 20 us, of which a round has ten for a device."""
     for begin in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows[begin : begin + ROWS_AT_ONCE]
-        values = msgspec.json.encode(part)
-        if b"\\u0000" in values:
-            values = msgspec.json.encode([_without_nul(row) for row in part])
-        connection.execute(statement_of_rows(sql, part), (values.decode(),))
+        _run_part(connection, sql, rows[begin : begin + ROWS_AT_ONCE])
+
+
+def _run_part(connection: Connection, sql: str, rows: Rows) -> None:
+    values = msgspec.json.encode(rows)
+    if len(values) > BYTES_AT_ONCE and len(rows) > 1:
+        middle = len(rows) // 2
+        _run_part(connection, sql, rows[:middle])
+        _run_part(connection, sql, rows[middle:])
+        return
+    if b"\\u0000" in values or b"null" in values:  # JSON says null for NaN and infinity
+        values = msgspec.json.encode([[_in_json(value) for value in row] for row in rows])
+    connection.execute(statement_of_rows(sql, rows), (values.decode(),))
+
+
+def _in_json(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value.replace("\0", "") if isinstance(value, str) else value
 
 
 def statement_of_rows(sql: str, rows: Rows) -> str:
