@@ -279,8 +279,10 @@ class FleetServer:
                 self._forget_foreign_messages(asked_s)
 
     def _owns(self, device: str) -> bool:
-        """Whether what a device asks is this server's to answer."""
-        return self._control is not None and self._control.owns(device)
+        """Whether what a device asks is this server's to answer. Nothing is while a server on a
+        copy may work, as after each reconnection."""
+        is_alone = self._guard is None or self._guard.is_alone
+        return is_alone and self._control is not None and self._control.owns(device)
 
     def _is_cut_off(self, control: Control) -> bool:
         is_away = not self._is_connected and len(control.servers) > 1
