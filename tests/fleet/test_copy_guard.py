@@ -1,6 +1,7 @@
 """A second server whose folder is a copy, with a store of its own, is refused."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from device.protocol.mqtt import Message
 from device.protocol.topics import SERVER_CLAIM
 from toolkit.errors import RolloutError
 from toolkit.fleet.server.copy_guard import (
+    AHEAD_S,
     CLAIM_S,
     LISTEN_S,
     LIVE_S,
@@ -32,9 +34,9 @@ def message(of: Claim, retained: bool = False) -> Message:
     return Message(f"{SERVER_CLAIM}/{of.holder[-8:]}", encode(of), retained)
 
 
-def connected(own: Claim, *retained: Claim, on_this_store: tuple[str, ...] = ()) -> CopyGuard:
+def connected(own: Claim, *retained: Claim) -> CopyGuard:
     """The guard of a server whose connection is up at 100 s, and has given back its own claim."""
-    guard = CopyGuard(own, on_this_store.__contains__)
+    guard = CopyGuard(own, lambda _holder: None)
     guard.connect(100.0)
     assert guard.advance(100.0) == [(guard.topic, encode(own))]
     for other in retained:
@@ -54,7 +56,7 @@ def test_a_server_alone_serves_once_its_claim_comes_back_or_never_does() -> None
     assert guard.advance(100.3) == []
     assert guard.is_alone
     assert guard.advance(100.0 + CLAIM_S) == [(guard.topic, encode(claim("a", serves=True)))]
-    deaf = CopyGuard(claim("a"), lambda _holder: False)
+    deaf = CopyGuard(claim("a"), lambda _holder: None)
     deaf.connect(100.0)
     deaf.advance(100.0 + LISTEN_S - 0.1)
     assert not deaf.is_alone
@@ -65,7 +67,7 @@ def test_a_server_alone_serves_once_its_claim_comes_back_or_never_does() -> None
 def test_where_a_wildcard_gets_nothing_retained_a_server_listens_before_it_serves() -> None:
     """As behind RabbitMQ; one that has served already goes on at once after an outage."""
     for served, is_alone in ((False, False), (True, True)):
-        guard = CopyGuard(claim("b", serves=served), lambda _holder: False)
+        guard = CopyGuard(claim("b", serves=served), lambda _holder: None)
         guard.connect(100.0, gets_retained=False)
         guard.take(message(claim("b")), 100.2)
         guard.advance(100.0 + LISTEN_S - 0.1)
@@ -82,6 +84,16 @@ def test_a_server_that_starts_on_a_copy_is_refused() -> None:
         RolloutError, match=r"on a with the folder /a, and has another store\. .*/b"
     ):
         heard_twice(guard, claim("a", serves=True))
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_an_unsigned_fleet_may_only_have_the_name_of_another(is_signed: bool) -> None:
+    guard = CopyGuard(claim("b"), lambda _holder: None, is_signed=is_signed)
+    guard.connect(100.0)
+    with pytest.raises(RolloutError) as error:
+        heard_twice(guard, claim("a", serves=True))
+    assert ("give one another `name` in its fleet.toml" in str(error.value)) != is_signed
+    assert "/b is a copy" in str(error.value)
 
 
 def test_a_server_that_serves_stays_and_is_not_held_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,6 +131,19 @@ def test_who_replaces_a_copy_waits_for_its_end() -> None:
             "c", 3.0, replaces=True))  # fmt: skip
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_claim_from_the_future_replaces_nobody(
+    replaces: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = connected(claim("a", time.time(), serves=True, replaces=replaces))
+    guard.advance(100.3)
+    heard_twice(guard, claim("b", 1e300, serves=True, replaces=True))
+    assert guard.is_alone
+    assert "starts in 1e+300 s by its clock (limit 300 s)" in caplog.text
+    with pytest.raises(RolloutError, match="takes this fleet over"):  # clocks are never the same
+        heard_twice(guard, claim("c", time.time() + AHEAD_S / 2, replaces=True))
+
+
 def test_a_claim_whose_server_is_gone_holds_up_for_a_while_and_is_cleared() -> None:
     """It died together with the broker, which kept it."""
     guard = connected(claim("b"), claim("a", serves=True))
@@ -129,6 +154,22 @@ def test_a_claim_whose_server_is_gone_holds_up_for_a_while_and_is_cleared() -> N
     assert guard.is_alone
 
 
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_connection_that_breaks_often_forgets_no_silence(is_live: bool) -> None:
+    """A claim of nobody ends after SILENT_S of all connections; the time between is not counted."""
+    guard, gone = connected(claim("b"), claim("a", serves=True)), claim("a", serves=True)
+    guard.advance(100.1 + 0.6 * SILENT_S)
+    guard.connect(200.0)
+    guard.take(message(gone, retained=True), 200.0)
+    guard.take(message(claim("b")), 200.1)
+    guard.advance(200.2)
+    assert not guard.is_alone
+    if is_live:
+        guard.take(message(gone), 200.2)
+    guard.advance(200.0 + 0.5 * SILENT_S)
+    assert guard.is_alone != is_live
+
+
 @pytest.mark.parametrize(
     ("other", "on_this_store"),
     [(claim("a", serves=True), claim("a").holder), (claim("a", fleet="g", serves=True), "")],
@@ -136,15 +177,34 @@ def test_a_claim_whose_server_is_gone_holds_up_for_a_while_and_is_cleared() -> N
 def test_servers_on_the_same_store_and_of_other_fleets_are_no_copies(
     other: Claim, on_this_store: str
 ) -> None:
-    holders = {on_this_store}
-    guard = CopyGuard(claim("b"), holders.__contains__)
+    ends = {on_this_store: 105.0}
+    guard = CopyGuard(claim("b"), ends.get)
     guard.connect(100.0)
     guard.take(message(other, retained=True), 100.1)
     guard.take(message(claim("b")), 100.2)
-    guard.advance(100.3)
+    ends[on_this_store] = 106.7  # renewed
+    guard.take(message(other), 101.7)
+    guard.advance(101.8)
     assert guard.is_alone
-    holders.clear()  # its lease has ended, and something that it said comes late
+    ends.clear()  # its lease has ended, and something that it said comes late
     heard_twice(guard, other)
+
+
+def test_a_lease_that_a_copied_store_has_of_before_is_not_believed() -> None:
+    """A fresh dump of PostgreSQL has the lease of the server that works on the other store."""
+    serving = claim("a", serves=True)
+    ends: dict[str, float] = {serving.holder: 104.0}
+    guard = CopyGuard(claim("b"), ends.get)
+    guard.connect(100.0)
+    guard.take(message(serving, retained=True), 100.1)
+    guard.take(message(claim("b")), 100.2)
+    for now_s in (101.0, 102.7, 104.4):
+        guard.take(message(serving), now_s)
+        guard.advance(now_s)
+        assert not guard.is_alone
+    ends.clear()  # it has run out, and this server has ended it
+    with pytest.raises(RolloutError, match="has another store"):
+        guard.take(message(serving), 106.1)
 
 
 def test_copies_of_a_fleet_have_its_id_and_other_fleets_have_others(tmp_path: Path) -> None:

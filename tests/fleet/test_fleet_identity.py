@@ -58,7 +58,7 @@ class FleetBroker:
     def tls(self, name: str) -> TlsFiles:
         """Return the files of a client: a device's are made at its first use."""
         folder = self.folder / "clients"
-        if name in (SERVER, CLAIM):
+        if name in (SERVER, CLAIM, OPERATOR):
             folder = self.authority.folder
         elif not (folder / f"{name}.crt").exists():
             certificates.issue_device(self.authority, name, folder)
@@ -148,6 +148,16 @@ def test_a_device_reads_and_writes_its_own_tree_alone(fleet: FleetBroker) -> Non
         seen = server.messages("fleet/v1/board-1/evt/end")
     own = [b"fleet/v1/board-2/desired secret of board-2", b"fleet/v1/board-1/desired its own"]
     assert seen == [*own, b"fleet/v1/board-1/cmd/end/1 mark", b"fleet/v1/board-1/reported mine"]
+
+
+def test_the_operator_does_not_speak_for_a_server(fleet: FleetBroker) -> None:
+    with Client(fleet, fleet.tls(SERVER), "fleet/v1/#") as server:
+        server.wait(LinkUp)
+        with Client(fleet, fleet.tls(OPERATOR)) as operator:
+            operator.wait(LinkUp)
+            operator.link.publish("fleet/v1/~server/claim/x", b"forged", qos=1)
+            operator.link.publish("fleet/v1/board-1/cmd/end/1", b"mark", qos=1, wait_s=WAIT_S)
+        assert server.messages("fleet/v1/board-1/cmd/end/1") == []
 
 
 class OneConnection:

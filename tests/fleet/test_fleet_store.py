@@ -1,5 +1,6 @@
 """The store of a fleet in SQLite and in a real PostgreSQL: the same tests on both."""
 
+import math
 import os
 import signal
 import sqlite3
@@ -15,6 +16,7 @@ import pytest
 from store_fixtures import all_devices
 
 from device.protocol.documents import (
+    Beat,
     BlobSpec,
     DeviceFacts,
     PipelineReport,
@@ -23,11 +25,12 @@ from device.protocol.documents import (
     Running,
     StateDocument,
     Update,
+    decode,
 )
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
-from toolkit.fleet.store import devices, lease, log, rollouts
+from toolkit.fleet.store import devices, dialects, lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.dialects import ROWS_AT_ONCE, parse_url
 
@@ -80,6 +83,57 @@ def test_statements_of_many_rows_change_each_row(store: Database) -> None:
     assert store.rows("SELECT labels, fps, id FROM devices ORDER BY id") == [
         (f"{text}!", 0.5, row[0]) if row[3] is None else (text, 2.5, row[0]) for row in rows[:20]
     ]
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)  # SQLite has no NaN
+def test_figures_that_are_no_numbers_are_kept_as_they_are(store: Database) -> None:
+    figures = [math.inf, -math.inf, math.nan, 0.5, None]
+    with store.write():
+        store.run_many(
+            "INSERT INTO devices (id, seen_s, labels, fps) VALUES (?, ?, ?, ?)",
+            [(f"d{number}", 1.0, "null", fps) for number, fps in enumerate(figures)],
+        )
+    rows = store.rows("SELECT fps, labels FROM devices ORDER BY id")
+    assert repr(rows) == repr([(fps, "null") for fps in figures])
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_statement_of_many_rows_has_a_limit_in_bytes(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialects, "BYTES_AT_ONCE", 1000)
+    rows = [(f"d{number}", 1.0, "x" * 300) for number in range(9)] + [("e", 1.0, "y" * 2000)]
+    counted = store._connection = Counted(store._connection)  # type: ignore[assignment]
+    try:
+        with store.write():
+            before = counted.statements
+            store.run_many("INSERT INTO devices (id, seen_s, labels) VALUES (?, ?, ?)", rows)
+            assert counted.statements - before == 6  # of 2, 3, 2, 1, 1 and 1 rows
+    finally:
+        store._connection = counted._connection
+    assert store.rows("SELECT id, seen_s, labels FROM devices ORDER BY id") == rows
+
+
+def test_a_nul_that_a_device_says_ends_no_server(store: Database) -> None:
+    """PostgreSQL keeps it in no text: there it is left out."""
+    beat = decode(b'{"counter": 5, "at": "20\\u000026 \\\\u0000"}', Beat)
+    row = devices.DeviceRow("d1", 1.0, None, None, {}, beat=beat.counter, beat_at=beat.at)
+    reported = Reported(
+        agent="1", profile="p", dev=True, warning="", session=3,
+        running=None, pipeline=PipelineReport(status="running"),
+        update=Update(phase="rolled_back", reason="a\0b"), facts=DeviceFacts(jetpack="6\0"),
+    )  # fmt: skip
+    with store.write():
+        devices.save_devices(store, [replace(row, reported=reported)])
+        devices.save_beats(store, [row])
+        store.run("UPDATE devices SET reason = ? WHERE id = ?", reported.update.reason, "d1")
+    kept = [beat.at, "6\0", "a\0b"]
+    if store.dialect.name == "postgresql":
+        kept = [text.replace("\0", "") for text in kept]
+    assert store.rows("SELECT beat_at, jetpack, reason FROM devices") == [tuple(kept)]
+    loaded = devices.load_device(store, "d1\0" if store.dialect.name == "postgresql" else "d1")
+    assert loaded is not None
+    assert loaded.reported == reported
 
 
 class Counted:

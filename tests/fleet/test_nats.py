@@ -21,7 +21,7 @@ from mqtt_fixtures import free_port, wait_for_port
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, Will
 from device.protocol.tls import TlsFiles
 from toolkit.errors import FleetError
-from toolkit.fleet.authority import SERVER, Authority
+from toolkit.fleet.authority import OPERATOR, SERVER, Authority
 from toolkit.fleet.brokers.mosquitto import BrokerFiles, Roster
 from toolkit.fleet.brokers.nats import write_nats
 from toolkit.fleet.folder import make_fleet
@@ -135,6 +135,18 @@ def test_a_device_hears_nothing_of_others(node: Node, topic: str) -> None:
         while not heard or heard[-1].payload != b"last":
             heard.append(thief.wait(Message))
         assert {message.topic for message in heard} == {own}
+
+
+def test_the_operator_does_not_speak_for_a_server(node: Node) -> None:
+    forged, mark = "fleet/v1/~server/claim/x", "fleet/v1/board-1/cmd/end/1"
+    with ExitStack() as stack:
+        server = node.connect(stack, "server", SERVER, forged, mark)
+        operator = node.connect(stack, "operator", OPERATOR)
+        server.wait(LinkUp)
+        operator.wait(LinkUp)
+        operator.link.publish(forged, b"forged", qos=1, wait_s=5.0)
+        assert operator.link.publish(mark, b"mark", qos=1, wait_s=WAIT_S)
+        assert server.wait(Message) == Message(mark, b"mark")
 
 
 def test_nobody_gets_in_by_the_protocol_of_nats(node: Node) -> None:

@@ -23,7 +23,7 @@ from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp
 from device.protocol.tls import TlsFiles
 from toolkit.cli.main import tandem
 from toolkit.errors import FleetError
-from toolkit.fleet.authority import CLAIM, SERVER, Authority, read_certificate
+from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, Authority, read_certificate
 from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, BrokerFiles, Roster
 from toolkit.fleet.brokers.rabbitmq import definitions, subject_hash, write_rabbitmq
 from toolkit.fleet.folder import load_settings, make_fleet
@@ -57,6 +57,14 @@ def test_a_device_has_the_rights_of_mosquitto_s_list_and_no_others() -> None:
     # What the agent subscribes to.
     for own in ("blob/+/+/#", "tuf/reply/+/+", "desired", "state"):
         assert read.search(routing_key(f"fleet/v1/board-1/{own}")), own
+
+
+def test_the_operator_does_not_speak_for_a_server() -> None:
+    read, write = topic_rights(OPERATOR, Roster())
+    assert write.search("fleet.v1.board-1.cmd.end.1")
+    assert read.search("fleet.v1.#")
+    assert not write.search("fleet.v1.~server.claim.x")
+    assert topic_rights(SERVER, Roster())[1].search("fleet.v1.~server.claim.x")
 
 
 def test_a_revoked_device_keeps_no_right_at_all() -> None:

@@ -4,7 +4,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -25,7 +25,9 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import Ear
 from toolkit.fleet.server import control as control_module
 from toolkit.fleet.server import serve
+from toolkit.fleet.server.answers import Answers
 from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.copy_guard import CopyGuard
 from toolkit.fleet.server.device_cache import DeviceCache
 from toolkit.fleet.server.operations import decommission, make_plan, order, start_rollout
 from toolkit.fleet.server.same_folder import FILE, check_folder
@@ -234,6 +236,56 @@ def test_a_server_whose_lease_may_have_ended_sends_nothing(
     monkeypatch.undo()  # it was renewed
     server._round(control, link)
     assert link.topics == [Topics("d0").desired]
+
+
+class Asked:
+    """A double of what answers devices: `owns` is what it was made with."""
+
+    def __init__(self, owns: Callable[[str], bool]) -> None:
+        self.owns = owns
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class NoLink:
+    """A double of a connection: it takes everything."""
+
+    def publish(self, *_: object, **__: object) -> bool:
+        return True
+
+
+def test_no_device_is_answered_until_a_reconnection_has_shown_no_copy(
+    tmp_path: Path,
+) -> None:
+    asked: list[Asked] = []
+
+    def make(_fleet: object, owns: Callable[[str], bool]) -> Asked:
+        asked.append(Asked(owns))
+        return asked[-1]
+
+    fleet = load_fleet(write_fleet(tmp_path / "fleet", 1))
+    server = FleetServer(fleet, services=(make,))
+    with closing(fleet.open_store()) as store:
+        assert lease.acquire(store, server._holder)
+        server._control = control = Control(store, server._holder)
+        own = server._own_claim()
+        server._guard = guard = CopyGuard(own, lambda _holder: None)
+        for _ in range(2):
+            server._take_link(LinkUp(1, "5"))
+            server._may_serve(control, NoLink())  # type: ignore[arg-type]
+            assert not any(service.owns("d0") for service in asked)
+            guard.take(Message(guard.topic, encode(own)), time.monotonic())
+            server._may_serve(control, NoLink())  # type: ignore[arg-type]
+            assert [service.owns("d0") for service in asked] == [True]
+
+
+def test_answers_that_did_not_start_are_closed(tmp_path: Path) -> None:
+    fleet = load_fleet(write_fleet(tmp_path / "fleet", 1))
+    Answers(fleet, lambda _device: True).close()
 
 
 def test_a_server_that_was_put_out_takes_a_new_lease(tmp_path: Path) -> None:

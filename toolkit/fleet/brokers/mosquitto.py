@@ -21,6 +21,7 @@ from toolkit.fleet.brokers.dynamic_security import CONTROL, plugin_state
 MAX_MESSAGE_BYTES = 1024 * 1024 + 4096  # an index has 1 MiB
 MAX_QUEUED = 1000  # messages a client that is away may leave behind
 Software = Literal["mosquitto", "rabbitmq", "nats"]
+SERVERS_OWN = f"{PREFIX}/~server/#"  # the operator may not speak for a server
 
 # Topic below fleet/v1/DEVICE/ -> what the device may do there. Everything else is denied.
 DEVICE_RIGHTS: tuple[tuple[str, str], ...] = (
@@ -129,6 +130,7 @@ def acl_text(revoked: Sequence[str] = ()) -> str:
         "",
         f"user {OPERATOR}",
         f"topic readwrite {PREFIX}/#",
+        f"topic deny {SERVERS_OWN}",
         "",
         f"user {CLAIM}",
         f"topic write {PROVISION}/+/request",

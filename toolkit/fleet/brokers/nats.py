@@ -16,6 +16,7 @@ from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER
 from toolkit.fleet.brokers.mosquitto import (
     DEVICE_RIGHTS,
     MAX_MESSAGE_BYTES,
+    SERVERS_OWN,
     BrokerFiles,
     Roster,
     write_contents,
@@ -70,7 +71,7 @@ def users_text(roster: Roster) -> str:
     every = (f"{PREFIX}/#",)
     rows = [
         _user(SERVER, (*every, f"{PROVISION}/#"), (*every, f"{PROVISION}/#")),
-        _user(OPERATOR, every, every),
+        _user(OPERATOR, every, every, denied=(SERVERS_OWN,)),
         _user(CLAIM, (f"{PROVISION}/+/response",), (f"{PROVISION}/+/request",)),
         *(_user(name, _own(name, "read"), _own(name, "write")) for name in roster.admitted),
     ]
@@ -81,13 +82,13 @@ def _own(device: str, right: str) -> list[str]:
     return [f"{PREFIX}/{device}/{topic}" for granted, topic in DEVICE_RIGHTS if right in granted]
 
 
-def _user(name: str, read: Sequence[str], write: Sequence[str]) -> str:
+def _user(name: str, read: Sequence[str], write: Sequence[str], denied: Sequence[str] = ()) -> str:
     return json.dumps(
         {
             "user": f"CN={name}",
             "allowed_connection_types": ["MQTT"],
             "permissions": {
-                "publish": [*_subjects(write)],
+                "publish": {"allow": [*_subjects(write)], "deny": [*_subjects(denied)]},
                 "subscribe": [*_subjects(read), SESSIONS],
             },
         }

@@ -20,6 +20,7 @@ from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, read_certificate
 from toolkit.fleet.brokers.mosquitto import (
     DEVICE_RIGHTS,
     MAX_MESSAGE_BYTES,
+    SERVERS_OWN,
     BrokerFiles,
     Roster,
     write_contents,
@@ -135,7 +136,8 @@ def definitions(roster: Roster) -> str:
     for name, (read, write) in topics_of.items():
         users.append(_user(name))
         rights.append(_rights(name, "mqtt-subscription-.*"))
-        topics.append(_topics(name, _pattern(read), _pattern(write)))
+        denied = (SERVERS_OWN,) if name == OPERATOR else ()
+        topics.append(_topics(name, _pattern(read), _pattern(write, denied)))
     read_own, write_own = _pattern(_own("read")), _pattern(_own("write"))
     for device in roster.admitted:
         users.append(_user(device))
@@ -192,9 +194,11 @@ def _own_queues(device: str, devices: Sequence[str]) -> str:
     return f"mqtt-subscription-tandem-({clients})qos[01]"
 
 
-def _pattern(filters: Sequence[str]) -> str:
-    """Return the regular expression of the routing keys, and of narrower filters, of MQTT's."""
-    return f"^({'|'.join(_expression(topic) for topic in filters)})$"
+def _pattern(filters: Sequence[str], denied: Sequence[str] = ()) -> str:
+    """Return the regular expression of the routing keys, and of narrower filters, of MQTT's, but
+    for those of the filters `denied`."""
+    but = "".join(f"(?!{_expression(topic)}$)" for topic in denied)
+    return f"^{but}({'|'.join(_expression(topic) for topic in filters)})$"
 
 
 def _expression(topic: str) -> str:

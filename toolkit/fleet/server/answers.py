@@ -101,7 +101,8 @@ class Answers:
         """Stop, and close the bundles."""
         self._stopped.set()
         for thread in self._threads:
-            thread.join(5.0)
+            if thread.is_alive():  # what is before it may not have started
+                thread.join(5.0)
         self._library.close()
 
     def _answer_chunks(self) -> None:

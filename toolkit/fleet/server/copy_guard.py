@@ -8,6 +8,7 @@ the monotonic clock, in seconds.
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ SILENT_S = 2 * LEASE_S  # without a new claim for so long, its server is gone
 # A broker that does not return a claim for so long never does, and one that gives what it retains
 # to no wildcard (RabbitMQ) has passed on new claims of all servers.
 LISTEN_S = LEASE_S
+AHEAD_S = 300.0  # clocks of two machines differ by less
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -59,8 +61,9 @@ def fleet_id(folder: Path, name: str) -> str:
 
 @dataclass(slots=True)
 class _Other:
-    """A server on another store: when it was first and last heard, `live_s`: said something that
-    was not retained, None: never."""
+    """A server on another store. `heard_s`: when it was last heard, or what is retained of it came,
+    but for the time without a connection; `live_s`: when it first said something that was not
+    retained, None: never."""
 
     claim: Claim
     heard_s: float
@@ -70,15 +73,21 @@ class _Other:
 class CopyGuard:
     """What a server knows of others that work on another store."""
 
-    def __init__(self, claim: Claim, has_lease: Callable[[str], bool]) -> None:
-        """`has_lease`: whether a holder has one in this server's store."""
+    def __init__(
+        self, claim: Claim, lease_end: Callable[[str], float | None], *, is_signed: bool = True
+    ) -> None:
+        """`lease_end`: when a holder's lease ends by this server's store, None: it has none;
+        `is_signed`: the fleet has more than its name to tell it from others."""
         self.topic = f"{SERVER_CLAIM}/{claim.holder[-8:]}"
         self.is_alone = False  # this server may send: nobody else is there, or has to stop
         self._claim = claim
-        self._has_lease = has_lease
+        self._lease_end = lease_end
+        self._is_signed = is_signed
+        self._lease_ends: dict[str, float] = {}  # as first read, of those that are not known yet
         self._known = {claim.holder}  # holders on this store, also those that have ended
         self._others: dict[str, _Other] = {}
-        self._connected_s = self._claimed_s = 0.0
+        self._silent_s: dict[str, float] = {}  # topic -> for so long before this connection
+        self._connected_s = self._claimed_s = self._advanced_s = 0.0
         self._gets_retained = True
         self._is_heard = False  # own claim came back, and before it all that others had retained
         self._warned: set[str] = set()
@@ -88,8 +97,13 @@ class CopyGuard:
         retains before it returns the own claim."""
         self._gets_retained = gets_retained
         self.is_alone = self._is_heard = False
+        # What was not heard while the connection was away says nothing.
+        self._silent_s = {
+            topic: max(self._advanced_s - row.heard_s, 0.0) for topic, row in self._others.items()
+        }
         self._others.clear()
         self._connected_s, self._claimed_s = now_s, now_s - CLAIM_S
+        self._advanced_s = now_s
 
     def take(self, message: Message, now_s: float) -> None:
         """Take a claim, or its end. RolloutError: another server stays, this one has to stop."""
@@ -103,20 +117,25 @@ class CopyGuard:
             return
         if claim.holder == self._claim.holder:
             self._is_heard = True
-        if claim.fleet != self._claim.fleet or self._is_on_this_store(claim.holder):
+        is_on_this_store = self._is_on_this_store(claim.holder)
+        if claim.fleet != self._claim.fleet or is_on_this_store:
             self._others.pop(message.topic, None)
             return
-        other = self._others.setdefault(message.topic, _Other(claim, now_s))
+        claim = self._believed(claim)
+        heard_s = now_s - self._silent_s.pop(message.topic, 0.0)
+        other = self._others.setdefault(message.topic, _Other(claim, heard_s))
         other.claim = claim
         if message.retained:
             return
-        if other.live_s is not None and now_s - other.live_s >= LIVE_S:
+        is_live = other.live_s is not None and now_s - other.live_s >= LIVE_S
+        if is_live and is_on_this_store is not None:
             self._judge(claim)
         other.heard_s, other.live_s = now_s, now_s if other.live_s is None else other.live_s
 
     def advance(self, now_s: float) -> list[tuple[str, bytes]]:
         """Return what is to be published now, retained: the own claim, and an empty message in the
         place of each claim whose server is gone."""
+        self._advanced_s = now_s
         gone: list[str] = []
         knows_all = self._is_heard and (self._gets_retained or self._claim.serves)
         if not self.is_alone and (knows_all or now_s - self._connected_s >= LISTEN_S):
@@ -137,10 +156,32 @@ class CopyGuard:
             messages.append((self.topic, encode(self._claim)))
         return messages
 
-    def _is_on_this_store(self, holder: str) -> bool:
-        if holder not in self._known and self._has_lease(holder):
-            self._known.add(holder)
-        return holder in self._known
+    def _believed(self, claim: Claim) -> Claim:
+        """Return a claim of another server; one from the future replaces nobody."""
+        ahead_s = claim.since_s - time.time()
+        if not claim.replaces or ahead_s <= AHEAD_S:
+            return claim
+        if claim.holder not in self._warned:
+            self._warned.add(claim.holder)
+            LOG.warning(
+                "a server on %s that takes this fleet over starts in %g s by its clock (limit %g "
+                "s): set that clock, it replaces nobody", claim.host, ahead_s, AHEAD_S,
+            )  # fmt: skip
+        return msgspec.structs.replace(claim, replaces=False)
+
+    def _is_on_this_store(self, holder: str) -> bool | None:
+        """Whether a server works on this server's store: its lease is renewed there. None: that is
+        not seen yet; a copy of a store has the leases of its time until they run out."""
+        if holder in self._known:
+            return True
+        end_s = self._lease_end(holder)
+        if end_s is None:
+            return False
+        if self._lease_ends.setdefault(holder, end_s) == end_s:
+            return None
+        self._known.add(holder)
+        del self._lease_ends[holder]
+        return True
 
     def _judge(self, other: Claim) -> None:
         place = f"{other.host} with the folder {other.folder}"
@@ -153,8 +194,16 @@ class CopyGuard:
             raise RolloutError(
                 f"the server on {place} takes this fleet over, from another store: this one stops"
             )
+        both = f"That folder or {self._claim.folder} is a copy, and both would "
+        if self._is_signed:
+            both += "sign for the same devices"
+        else:
+            both += (
+                "decide for the same devices; or both fleets have the same name and no signed "
+                "releases: then give one another `name` in its fleet.toml, or a broker of its own. "
+                "If one is a copy"
+            )
         raise RolloutError(
             f"another server of this fleet is on this broker: on {place}, and has another store. "
-            f"That folder or {self._claim.folder} is a copy, and both would sign for the same "
-            "devices: stop that server, or start this one with --replace, which makes it stop"
+            f"{both}: stop that server, or start this one with --replace, which makes it stop"
         )

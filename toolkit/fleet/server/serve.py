@@ -209,7 +209,11 @@ class FleetServer:
         topics = (every.state, every.reported, every.beat, f"{SERVER_CLAIM}/+")
         subscriptions = tuple((topic, 1) for topic in topics)
         settings = self._fleet.link_settings(f"fleet-{self._holder[-8:]}", subscriptions, SERVER)
-        guard = CopyGuard(self._own_claim(), partial(lease.has_lease, database))
+        guard = CopyGuard(
+            self._own_claim(),
+            partial(lease.lease_end, database),
+            is_signed=is_signed(self._fleet.folder),
+        )
         putter = queue_putter(self._events, stopped)
         link = Link(settings, putter, lambda _session: Will(guard.topic, b""))
         self._guard = guard
@@ -275,8 +279,10 @@ class FleetServer:
                 self._forget_foreign_messages(asked_s)
 
     def _owns(self, device: str) -> bool:
-        """Whether what a device asks is this server's to answer."""
-        return self._control is not None and self._control.owns(device)
+        """Whether what a device asks is this server's to answer. Nothing is while a server on a
+        copy may work, as after each reconnection."""
+        is_alone = self._guard is None or self._guard.is_alone
+        return is_alone and self._control is not None and self._control.owns(device)
 
     def _is_cut_off(self, control: Control) -> bool:
         is_away = not self._is_connected and len(control.servers) > 1

@@ -28,16 +28,17 @@ class Database:
     def rows(self, sql: str, *values: object) -> list[Row]:
         """Run a statement and return its rows."""
         with self._explained():
-            return list(self._connection.execute(self._sql(sql), values).fetchall())
+            return list(self._execute(sql, values).fetchall())
 
     def run(self, sql: str, *values: object) -> int:
         """Run a statement that changes rows; return how many."""
         assert self._writing, "outside of a write transaction"
         with self._explained():
-            return int(self._connection.execute(self._sql(sql), values).rowcount)
+            return int(self._execute(sql, values).rowcount)
 
     def run_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
-        """Run a statement for each row of values."""
+        """Run a statement for each row of values. With ON CONFLICT DO UPDATE no two rows may have
+        one key: PostgreSQL refuses them (RolloutError)."""
         assert self._writing, "outside of a write transaction"
         if rows:
             with self._explained():
@@ -87,8 +88,9 @@ class Database:
         """Close the connection."""
         self._connection.close()
 
-    def _sql(self, sql: str) -> str:
-        return sql.replace("?", self.dialect.placeholder)
+    def _execute(self, sql: str, values: Sequence[object]) -> Any:  # noqa: ANN401  (driver's type)
+        text = sql.replace("?", self.dialect.placeholder)
+        return self._connection.execute(text, self.dialect.storable(values))
 
     def _make_tables(self) -> None:
         if self._version() is None:

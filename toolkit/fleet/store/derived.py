@@ -68,11 +68,7 @@ def _of_report(report: Reported) -> dict[str, object]:
             "shadow_agreement": measured.shadow_agreement,
             "shadow_frames": measured.shadow_frames,
         }
-    # PostgreSQL keeps no NUL in texts.
-    return {
-        name: value.replace("\0", "") if isinstance(value, str) else value
-        for name, value in columns.items()
-    }
+    return columns
 
 
 def _temperature(report: Reported) -> float:

@@ -3,6 +3,7 @@
 Statements are written with `?` for values; none has a literal `?` or `%`.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import msgspec
 from toolkit.errors import RolloutError
 
 BUSY_S = 30.0  # how long a writer waits for another one
-ROWS_AT_ONCE = 1000  # of a statement; PostgreSQL takes 256 MB of JSON
+ROWS_AT_ONCE = 1000  # of a statement
+BYTES_AT_ONCE = 64 * 1024 * 1024  # of JSON in a statement; PostgreSQL takes 256 MB
 Rows = Sequence[Sequence[object]]
 
 
@@ -38,7 +40,8 @@ class Dialect:
     that reads all as of one moment; `append_only`: what keeps the log from being changed, but for
     rows that a checkpoint covers, which may be deleted;
     `to_3`: what takes the triggers of older stores away; `position`: the function (text, part) that
-    is 0 where the part is not in the text; `run_many`: runs a statement for each row of values;
+    is 0 where the part is not in the text; `storable`: makes a statement's values ones that it
+    keeps; `run_many`: runs a statement for each row of values;
     `shares`: several servers may work on it."""
 
     name: str
@@ -51,6 +54,7 @@ class Dialect:
     append_only: tuple[str, ...]
     to_3: tuple[str, ...]
     position: str
+    storable: Callable[[Sequence[object]], Sequence[object]]
     run_many: Callable[[Connection, str, Rows], None]
     shares: bool
 
@@ -101,13 +105,34 @@ _VALUES = re.compile(r"VALUES \(([?, ]+)\)")
 _GIVEN = "jsonb_array_elements(%s::jsonb) AS given(row)"
 
 
+def _without_nul(values: Sequence[object]) -> Sequence[object]:
+    """Return values without the NUL that PostgreSQL keeps in no text, and devices may say."""
+    return [value.replace("\0", "") if isinstance(value, str) else value for value in values]
+
+
 def _run_many_postgresql(connection: Connection, sql: str, rows: Rows) -> None:
     """Run an INSERT, UPDATE or DELETE once for all rows, which go as one JSON text. A statement for
     each row costs the driver 20 us, of which a round has ten for a device."""
     for begin in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows[begin : begin + ROWS_AT_ONCE]
-        values = msgspec.json.encode(part).decode()
-        connection.execute(statement_of_rows(sql, part), (values,))
+        _run_part(connection, sql, rows[begin : begin + ROWS_AT_ONCE])
+
+
+def _run_part(connection: Connection, sql: str, rows: Rows) -> None:
+    values = msgspec.json.encode(rows)
+    if len(values) > BYTES_AT_ONCE and len(rows) > 1:
+        middle = len(rows) // 2
+        _run_part(connection, sql, rows[:middle])
+        _run_part(connection, sql, rows[middle:])
+        return
+    if b"\\u0000" in values or b"null" in values:  # JSON says null for NaN and infinity
+        values = msgspec.json.encode([[_in_json(value) for value in row] for row in rows])
+    connection.execute(statement_of_rows(sql, rows), (values.decode(),))
+
+
+def _in_json(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value.replace("\0", "") if isinstance(value, str) else value
 
 
 def statement_of_rows(sql: str, rows: Rows) -> str:
@@ -152,6 +177,7 @@ SQLITE = Dialect(
     ),
     to_3=("DROP TRIGGER log_no_update", "DROP TRIGGER log_no_delete"),
     position="instr",
+    storable=lambda values: values,
     run_many=lambda connection, sql, rows: connection.cursor().executemany(sql, rows),
     shares=False,
 )
@@ -177,6 +203,7 @@ POSTGRESQL = Dialect(
     ),
     to_3=("DROP TRIGGER log_no_change ON log", "DROP FUNCTION log_is_append_only()"),
     position="strpos",
+    storable=_without_nul,
     run_many=_run_many_postgresql,
     shares=True,
 )

@@ -66,9 +66,11 @@ def read_leases(database: Database) -> list[LeaseRow]:
     ]
 
 
-def has_lease(database: Database, holder: str) -> bool:
-    """Whether a server has a lease, or had one that nobody has ended."""
-    return any(row.holder == holder for row in read_leases(database))
+def lease_end(database: Database, holder: str) -> float | None:
+    """Return until when, on the store's clock, a server has a lease, or had one that nobody has
+    ended; None: it has none."""
+    rows = database.rows("SELECT until_s FROM lease WHERE holder = ?", holder)
+    return float(rows[0][0]) if rows else None
 
 
 def is_served(database: Database) -> bool:
