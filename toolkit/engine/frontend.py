@@ -99,17 +99,21 @@ def _wide(front: Frontend) -> Mapping[str, BeyondHalf]:
     """Return the tensors that FP16 does not hold: by samples or a table, else by the graph."""
     if front.plan.precision == "fp32":
         return {}
-    graph, options, amax = front.prepared.model, front.options, None
+    graph, options, amax, table = front.prepared.model, front.options, None, None
     if front.ranges is not None:
         amax = {name: histogram.amax for name, histogram in front.ranges.histograms.items()}
     elif front.table is not None and not front.table.dummy:
-        amax = front.table.tensors
+        table = front.table
     elif front.plan.precision == "fp16" and options.data is not None:
         ranges = with_model(options.ranges, front.imported)
         amax = measure_magnitudes(graph, options.data, ranges, front.report)
     elif front.plan.precision == "fp16" and options.table is not None:
-        amax = options.table.tensors
-    return beyond_half(graph, amax)
+        table = options.table
+    if table is None:
+        return beyond_half(graph, amax)
+    observed = beyond_half(graph, table.tensors)
+    # Ranges of another tool say where values are clipped, not how large they are.
+    return {**beyond_half(graph, None), **observed} if table.method == IMPORTED else observed
 
 
 def _with_ranges(front: Frontend) -> Frontend:

@@ -8,6 +8,7 @@ import msgspec
 import onnx_ir as ir
 
 from calibration.table import CalibrationTable
+from device.engine.manifest import IMPORTED
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf
@@ -68,8 +69,16 @@ class Frontend:
     @property
     def keep_float(self) -> frozenset[str]:
         """The nodes that stay in floating point beside INT8."""
-        idle = frozenset(self.idle) if self.options.precision != "int8" else frozenset[str]()
-        return self.kept_off_dla | idle
+        return self.kept_off_dla if self.why_all_int8 else self.kept_off_dla | self.idle.keys()
+
+    @property
+    def why_all_int8(self) -> str:
+        """Why nodes in `idle` are INT8 all the same; "" where they stay in floating point."""
+        if self.table is not None and self.table.method == IMPORTED:
+            return "they stay INT8, because FP16 would not clip at the ranges of another tool"
+        if self.options.precision == "int8":
+            return "without `tandem build --precision int8` they are FP16"
+        return ""
 
     @property
     def kept_off_dla(self) -> frozenset[str]:
