@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,9 @@ from device.profile import load_profile
 from scripts.networks import NETWORKS
 from toolkit.cli.commands.build import build
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.engine.frontend import run_frontend
+from toolkit.engine.target import choose_target
+from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.best_precision import GpuNodes, idle_nodes
@@ -26,6 +30,7 @@ from toolkit.partition.costs.measured import Measured, MeasuredTime
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.quantize.ranges.measure import RangeOptions
+from toolkit.quantize.ranges.table_file import read_ranges
 
 pytestmark = pytest.mark.usefixtures("without_kernels")
 
@@ -119,6 +124,59 @@ def test_a_table_without_samples_keeps_the_idle_nodes_too(
     options = BuildOptions("best", table=measured.table)
     result = build_engine(tmp_path / "m.onnx", "h200", tmp_path / "m.engine", options)
     assert " saves nothing: " in result.kept["conv0"]
+
+
+def swamped(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Two convolutions 3x3; the second reads what one large channel hides in INT8."""
+    weights = {name: rng.normal(size=(16, 16, 3, 3)).astype(np.float32) for name in "vw"}
+    weights["v"][0] *= 3000
+    weights["w"][:, 0] *= 1e-4
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], name="first", pads=[1] * 4),
+        helper.make_node("Conv", ["a", "w"], ["y"], name="second", pads=[1] * 4),
+    ]
+    return save(tmp_path / "m.onnx", nodes, {"x": [1, 16, 8, 8]}, {"y": [1, 16, 8, 8]}, weights)
+
+
+def test_the_table_of_a_build_is_judged_with_all_in_int8(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Both convolutions are FP16 on this board, and on others INT8 by the same table."""
+    model, table = swamped(tmp_path, rng), tmp_path / "m.calib.json"
+    data = [{"x": rng.normal(size=(1, 16, 8, 8)).astype(np.float32)} for _ in range(8)]
+    options = BuildOptions(data=data, ranges=RangeOptions("minmax"), save_table=table)
+    with pytest.raises(BuildError, match="INT8 loses too much"):
+        build_engine(model, "h200", tmp_path / "m.engine", options)
+    assert read_ranges(table).table.refused
+    accepted = replace(options, accept_loss=True)
+    result = build_engine(model, "h200", tmp_path / "m.engine", accepted)
+    assert result.kept.keys() == {"first", "second"}
+
+
+def test_data_and_the_table_measured_on_it_make_the_same_choice(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """The budget keeps "second", so that "third" alone would read its operand in INT8."""
+    sizes, file = [1, 64, 28, 28], tmp_path / "m.calib.json"
+    weights = {name: rng.normal(size=(64, 64, 3, 3)).astype(np.float32) for name in "vw"}
+    weights["v"][0] *= 3000
+    weights["w"][:, 0] *= 1e-4
+    weights["u"] = rng.normal(size=(64, 64, 1, 1)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], name="first", pads=[1] * 4),
+        helper.make_node("Conv", ["a", "w"], ["y"], name="second", pads=[1] * 4),
+        helper.make_node("Conv", ["a", "u"], ["z"], name="third"),
+    ]
+    model = save(tmp_path / "m.onnx", nodes, {"x": sizes}, {"y": sizes, "z": sizes}, weights)
+    data = [{"x": rng.normal(size=sizes).astype(np.float32)} for _ in range(4)]
+    plain = RangeOptions("minmax", equalise="off")
+    options = BuildOptions("best", data=data, ranges=plain, save_table=file, accept_loss=True)
+    target = choose_target("orin-nano-8gb")
+    measured = run_frontend(model, target, options)
+    given = BuildOptions("best", table=read_ranges(file).table, accept_loss=True)
+    assert measured.keep_float == run_frontend(model, target, given).keep_float
+    assert measured.keep_float == {"second", "third"}
+    assert measured.kept_off_dla == {"second"}  # what the table says, for any board
 
 
 def test_the_command_says_why(tmp_path: Path, rng: np.random.Generator) -> None:
