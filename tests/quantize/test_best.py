@@ -26,11 +26,13 @@ from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.best_precision import GpuNodes, idle_nodes
-from toolkit.partition.costs.measured import Measured, MeasuredTime
+from toolkit.partition.costs.measured import Measured, MeasuredTime, measured_in_both
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.ranges.table_file import read_ranges
+
+PRECISIONS: tuple[Precision, ...] = ("int8", "fp16")
 
 pytestmark = pytest.mark.usefixtures("without_kernels")
 
@@ -269,6 +271,45 @@ def test_measured_times_of_one_precision_are_not_compared_with_predicted_ones() 
     graph = mobilenet()
     slow = times_of(graph, "int8", lambda _: 1e6)
     assert idle_on(graph, "orin-nano-8gb", (slow,)) == idle_on(graph, "orin-nano-8gb")
+
+
+def test_rows_are_compared_where_both_files_have_all_their_nodes() -> None:
+    """A row gives its first node the time of all: half of it is no time of the others."""
+
+    def times(precision: Precision, *rows: str) -> Measured:
+        each = (MeasuredTime(nodes=tuple(row), processor="gpu", time_us=1.0) for row in rows)
+        return Measured(profile="h200", precision=precision, source="test", times=tuple(each))
+
+    int8 = times("int8", "ab", "cd", "e", "fg")
+    half = times("fp16", "a", "bc", "e", "f", "g")
+    assert set(measured_in_both(int8, half)) == {frozenset("e"), frozenset("fg")}
+
+
+def test_a_row_of_two_kernels_is_not_compared_with_one_of_them(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    graph = graph_of(chain(tmp_path, rng, 256, 56, group=1))
+
+    def times(precision: Precision, *nodes: str) -> Measured:
+        row = MeasuredTime(nodes=nodes, processor="gpu", time_us=50.0)
+        return Measured(profile="orin-nano-8gb", precision=precision, source="test", times=(row,))
+
+    apart = times("int8", "first", "second"), times("fp16", "first")
+    assert idle_on(graph, "orin-nano-8gb", apart) == {}
+    alone = times("int8", "first"), times("fp16", "first")
+    assert idle_on(graph, "orin-nano-8gb", alone)["first"].endswith(" us measured")
+
+
+def test_times_of_an_island_say_what_is_measured(tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = graph_of(chain(tmp_path, rng, 16, 8, group=1))
+    row = MeasuredTime(nodes=("first",), processor="gpu", time_us=5.0)
+    times = tuple(
+        Measured(profile="orin-nano-8gb", precision=name, source="test", times=(row,))
+        for name in PRECISIONS
+    )
+    idle = idle_on(graph, "orin-nano-8gb", times)
+    assert idle["first"] == idle["second"]
+    assert idle["first"].endswith(" us in part measured, in part predicted")
 
 
 def test_only_what_measured_slower_goes_back_to_fp16() -> None:

@@ -57,6 +57,21 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return times
 
 
+def measured_in_both(first: Measured, second: Measured) -> tuple[frozenset[str], ...]:
+    """Return nodes on the GPU that both have times of, those together that rows join.
+
+    Only the sums over such a group can be compared: a row gives its first node the time of all.
+    """
+    groups: list[frozenset[str]] = []
+    for row in (*first.times, *second.times):
+        if row.processor == "gpu":
+            touched = [group for group in groups if not group.isdisjoint(row.nodes)]
+            groups = [group for group in groups if group not in touched]
+            groups.append(frozenset(row.nodes).union(*touched))
+    both = first.by_node("gpu").keys() & second.by_node("gpu").keys()
+    return tuple(group for group in groups if group <= both)
+
+
 def load_measured(path: Path) -> Measured:
     """Read a file of measured times, TOML or JSON by its ending.
 
