@@ -19,7 +19,7 @@ from device.engine.manifest import Precision
 from device.profile import load_profile
 from scripts.networks import NETWORKS
 from toolkit.cli.commands.build import build
-from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine, plan_engine
 from toolkit.engine.frontend import run_frontend
 from toolkit.engine.target import choose_target
 from toolkit.errors import BuildError
@@ -29,6 +29,7 @@ from toolkit.partition.best_precision import GpuNodes, idle_nodes
 from toolkit.partition.costs.measured import Measured, MeasuredTime, measured_in_both
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.options import PlanOptions
+from toolkit.progress import silent
 from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.ranges.table_file import read_ranges
 
@@ -310,6 +311,28 @@ def test_times_of_an_island_say_what_is_measured(tmp_path: Path, rng: np.random.
     idle = idle_on(graph, "orin-nano-8gb", times)
     assert idle["first"] == idle["second"]
     assert idle["first"].endswith(" us in part measured, in part predicted")
+
+
+@pytest.mark.parametrize(("precision", "total_us"), [(None, 20.0), ("int8", 10000.0)])
+def test_the_plan_prices_what_goes_back_to_fp16_as_fp16(
+    precision: Literal["int8"] | None, total_us: float, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model, target = chain(tmp_path, rng, 64, 28, group=1), choose_target("orin-nano-8gb")
+    times = tuple(
+        Measured(
+            profile="orin-nano-8gb",
+            precision=name,
+            source="test",
+            times=tuple(
+                MeasuredTime(nodes=(node,), processor="gpu", time_us=time_us)
+                for node in ("first", "second")
+            ),
+        )
+        for name, time_us in zip(PRECISIONS, (5000.0, 10.0), strict=True)
+    )
+    options = BuildOptions(precision, dummy_ranges=True, node_times=times)
+    planned = plan_engine(model, target, options, silent)
+    assert planned.shared.plans[0].total_us == pytest.approx(total_us, abs=5.0)
 
 
 def test_only_what_measured_slower_goes_back_to_fp16() -> None:

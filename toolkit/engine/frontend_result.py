@@ -15,7 +15,7 @@ from toolkit.gpu.beyond_half import BeyondHalf
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
 from toolkit.partition.best_precision import kept_nodes
-from toolkit.partition.costs.measured import Measured
+from toolkit.partition.costs.measured import Measured, faster_on_gpu
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepare_graph import Prepared
@@ -105,6 +105,14 @@ class Frontend:
             for measured in self.options.node_times
         )
 
+    def _plan_times(self) -> Measured | None:
+        """Return measured times as the engine computes: on the GPU those of FP16 where less."""
+        by_precision = {times.precision: times for times in self.node_times()}
+        times, half = by_precision.get(self.plan.precision), by_precision.get("fp16")
+        if times is None or half is None or self.plan.precision != "int8" or self.why_all_int8:
+            return times
+        return faster_on_gpu(times, half)
+
     def _beyond_half(self) -> dict[str, str]:
         """Return the nodes that read or write what FP16 does not hold, and which tensor."""
         nodes = {}
@@ -128,7 +136,7 @@ class Frontend:
             kernels=kernels,
             rewrites=self.prepared.applied,
             batching=self.batching,
-            measured=next((t for t in self.node_times() if t.precision == precision), None),
+            measured=self._plan_times(),
         )
         if self.table is None:
             return model

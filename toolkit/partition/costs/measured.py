@@ -72,6 +72,26 @@ def measured_in_both(first: Measured, second: Measured) -> tuple[frozenset[str],
     return tuple(group for group in groups if group <= both)
 
 
+def faster_on_gpu(times: Measured, others: Measured) -> Measured:
+    """Return `times`, with those of `others` where these are less on the GPU."""
+    known, more = times.by_node("gpu"), others.by_node("gpu")
+    faster = frozenset[str]().union(
+        *(
+            group
+            for group in measured_in_both(times, others)
+            if sum(more[name] for name in group) < sum(known[name] for name in group)
+        )
+    )
+    if not faster:
+        return times
+
+    def on_gpu(row: MeasuredTime) -> bool:
+        return row.processor == "gpu" and faster.issuperset(row.nodes)
+
+    rows = [row for row in times.times if not on_gpu(row)]
+    return msgspec.structs.replace(times, times=(*rows, *filter(on_gpu, others.times)))
+
+
 def load_measured(path: Path) -> Measured:
     """Read a file of measured times, TOML or JSON by its ending.
 
