@@ -335,6 +335,29 @@ def test_the_plan_prices_what_goes_back_to_fp16_as_fp16(
     assert planned.shared.plans[0].total_us == pytest.approx(total_us, abs=5.0)
 
 
+def test_measured_times_that_nothing_reads_are_named(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = chain(tmp_path, rng, 16, 8, group=1)
+
+    def notes(precision: Precision, profile: str, *nodes: str) -> list[str]:
+        rows = tuple(MeasuredTime(nodes=(n,), processor="gpu", time_us=1.0) for n in nodes)
+        times = Measured(profile=profile, precision=precision, source="a test", times=rows)
+        options = BuildOptions(dummy_ranges=True, node_times=(times,))
+        built = build_engine(model, "orin-nano-8gb", tmp_path / "m.engine", options)
+        return [note for note in built.notes if "were not read" in note]
+
+    assert notes("int8", "orin-nano-8gb", "first") == []
+    assert notes("fp16", "tx2", "first") == [
+        "the times in fp16 on tx2 (a test) were not read: the engine is int8 and no times in int8 "
+        "are given"
+    ]
+    assert notes("int8", "orin-nano-8gb", "first", "third") == [
+        "1 of 2 rows of the times in int8 on orin-nano-8gb (a test) were not read: they name nodes "
+        "that the engine does not have, such as third"
+    ]
+
+
 def test_only_what_measured_slower_goes_back_to_fp16() -> None:
     """Depthwise convolutions gain nothing; FP16 of one costs no copy, as they are in a chain."""
     graph = mobilenet()
@@ -413,3 +436,5 @@ def test_the_command_takes_times_of_a_board(tmp_path: Path, rng: np.random.Gener
     }
     twice = CliRunner().invoke(build, [*arguments, *int8, *int8])
     assert "hold times in int8: give one for each precision" in str(twice.exception)
+    board = CliRunner().invoke(build, [*arguments, *half, "--profile", "h200"])
+    assert "fp16.json holds times of profile 'orin-nano-8gb'" in str(board.exception)
