@@ -2,7 +2,7 @@
 
 A node stays in floating point
 
-1. where INT8 saves nothing: its kernel, with the conversions that its INT8 takes, saves less than
+1. where INT8 saves no time: its kernel, with the conversions that its INT8 takes, saves less than
    MIN_GAIN of its time in FP16 (`toolkit.partition.solver.precisions`). `--precision int8` leaves
    this out. Nodes on a DLA stay INT8, which it is made for;
 2. with "best", where the budget asks for it (`calibration.budget`); by default the noise of INT8
@@ -92,8 +92,10 @@ def int8_on_gpu(model: ir.Model, nodes: GpuNodes) -> frozenset[str]:
 def _reason(island: Island, bounds: set[Bound]) -> str:
     count = len(island.kernels)
     together = f" of {count} kernels together" if count > 1 else ""
+    less = island.int8_us + island.conversions_us < island.half_us
+    gain = f"less than {MIN_GAIN:.0%}".replace("%", " %") if less else "nothing"
     return (
-        f"INT8{together} saves nothing: {island.int8_us:.1f} us and {island.conversions_us:.1f} us "
+        f"INT8{together} saves {gain}: {island.int8_us:.1f} us and {island.conversions_us:.1f} us "
         f"to convert, FP16 {island.half_us:.1f} us "
         f"{_SOURCES['measured' in bounds, bounds != {'measured'}]}"
     )
