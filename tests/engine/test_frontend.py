@@ -18,8 +18,10 @@ from calibration.trt_cache import cache_of, write_cache
 from device.engine.manifest import Precision
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.engine.frontend import run_frontend
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
+from toolkit.engine.target import choose_target
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, import_model
 from toolkit.partition.planning.forced import Forced
@@ -28,7 +30,7 @@ from toolkit.progress import silent
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
 from toolkit.quantize.ranges.measure import RangeOptions
-from toolkit.quantize.ranges.table_file import read_ranges
+from toolkit.quantize.ranges.table_file import imported_table, read_ranges
 
 BOARDS = (  # of one kind of ranges
     "agx-orin-64gb",
@@ -194,3 +196,15 @@ def test_dummy_ranges_keep_the_nodes_in_floating_point_that_a_plan_keeps(
     planned = make_plan(request)
     assert built.kept.keys() == planned.fronts[0].keep_float == {"concat"}
     assert _places(built.plan) == _places(planned.shared.plans[0])
+
+
+def test_a_range_that_clips_is_no_largest_magnitude(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Pow", ["x", "two"], ["e"]),
+        helper.make_node("ReduceMean", ["e", "last"], ["y"]),
+    ]
+    constants = {"two": np.float32(2), "last": np.array([-1])}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 8]}, {"y": [1, 1]}, constants)
+    foreign = imported_table({"x": 50.0, "e": 1.0, "y": 1.0}, "0" * 64)
+    options = BuildOptions("fp16", table=foreign)
+    assert "e" in run_frontend(path, choose_target("h200"), options).wide

@@ -6,6 +6,7 @@ same numbers in another order drift apart; hence the comparison tensor by tensor
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -178,6 +179,33 @@ def test_a_qdq_model_that_int8_cannot_take_says_why(
     (note,) = (note for note in result.notes if "Q/DQ" in note)
     assert "do not make the engine INT8" in note
     assert "zero point" in note
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("precision", [None, "best"])
+def test_a_qdq_model_saturates_also_where_int8_saves_no_time(
+    precision: Literal["best"] | None, tmp_path: Path
+) -> None:
+    """Trained with ranges that clip: FP16 without its Q/DQ would compute something else."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], "quantize"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], "dequantize"),
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["v"], "weights"),
+        helper.make_node("Conv", ["d", "v"], ["y"], "conv"),
+    ]
+    weights = {
+        "scale": np.float32(1.0 / 127),
+        "zero": np.int8(0),
+        "w": np.full((4, 3, 3, 3), 127, np.int8),
+    }
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 4, 6, 6]}, weights)
+    options = BuildOptions(precision)
+    result = build_engine(path, "jetson-nano", tmp_path / "m.engine", options)
+    assert result.kept == {}
+    assert any("FP16 would not clip" in note for note in result.notes)
+    with open_session(tmp_path / "m.engine") as session:
+        y = session.infer({"x": np.full((1, 3, 8, 8), 5.0, np.float32)})["y"]
+    np.testing.assert_allclose(y, 27.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("zero", [-128, -30])

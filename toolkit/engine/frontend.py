@@ -3,7 +3,7 @@
 All that plans, builds or calibrates comes through `run_frontend`, so that all decide alike.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,17 +99,21 @@ def _wide(front: Frontend) -> Mapping[str, BeyondHalf]:
     """Return the tensors that FP16 does not hold: by samples or a table, else by the graph."""
     if front.plan.precision == "fp32":
         return {}
-    graph, options, amax = front.prepared.model, front.options, None
+    graph, options, amax, table = front.prepared.model, front.options, None, None
     if front.ranges is not None:
         amax = {name: histogram.amax for name, histogram in front.ranges.histograms.items()}
     elif front.table is not None and not front.table.dummy:
-        amax = front.table.tensors
+        table = front.table
     elif front.plan.precision == "fp16" and options.data is not None:
         ranges = with_model(options.ranges, front.imported)
         amax = measure_magnitudes(graph, options.data, ranges, front.report)
     elif front.plan.precision == "fp16" and options.table is not None:
-        amax = options.table.tensors
-    return beyond_half(graph, amax)
+        table = options.table
+    if table is None:
+        return beyond_half(graph, amax)
+    observed = beyond_half(graph, table.tensors)
+    # Ranges of another tool say where values are clipped, not how large they are.
+    return {**beyond_half(graph, None), **observed} if table.method == IMPORTED else observed
 
 
 def _with_ranges(front: Frontend) -> Frontend:
@@ -141,11 +145,10 @@ def to_measure(front: Frontend) -> tuple[Frontend, RangeOptions]:
     front = _rewritten(front, requested)
     graph, harmed = front.prepared.model, _harmed(front)
     front = replace(front, floating=harmed, off_dla=frozenset(harmed) - requested)
-    front = _on_gpu_alone(front, requested | harmed.keys(), None)
     range_options = replace(
         with_model(options.ranges, imported),
         on_gpu=profile.gpu is not None and profile.dla is None,
-        keep_float=requested | front.keep_float,
+        keep_float=requested | harmed.keys(),
     )
     if options.precision == "best":
         range_options = best_options(range_options, graph)
@@ -153,7 +156,10 @@ def to_measure(front: Frontend) -> tuple[Frontend, RangeOptions]:
 
 
 def _measured(front: Frontend, data: Source) -> Frontend:
-    """Measure ranges over data; write them to a table where requested, refused ones marked."""
+    """Measure ranges over data; write them to a table where requested, refused ones marked.
+
+    They are judged with all in INT8, so that the table holds for any board.
+    """
     front, range_options = to_measure(front)
     options, imported, graph = front.options, front.imported, front.prepared.model
     known = {} if options.measured is None else options.measured
@@ -163,18 +169,18 @@ def _measured(front: Frontend, data: Source) -> Frontend:
     if ranges is None:
         ranges = measure_ranges(graph, data, imported.sha256, range_options, front.report)
         known[key] = ranges
-    ranges = replace(ranges, table=_without_idle(front, ranges.table))
     if options.save_table is not None:
         write_table(Path(options.save_table), ranges.table)
     if not options.accept_loss:
         check(ranges.judgement, imported.name)
-    return replace(
+    front = replace(
         front,
         prepared=replace(front.prepared, model=ranges.model),
         table=ranges.table,
         ranges=ranges,
         notes=_notes(front),
     )
+    return _on_gpu_alone(front, ranges.table)
 
 
 def _from_table(front: Frontend, table: CalibrationTable) -> Frontend:
@@ -209,15 +215,16 @@ def _with_table(
 ) -> Frontend:
     """Keep in floating point what the table, the DLA and the GPU leave there."""
     requested = frozenset(table.keep_float)
-    keep = requested | harmed.keys()
+    keep = tuple(sorted(requested | harmed.keys()))
+    table = msgspec.structs.replace(table, keep_float=keep)
     front = replace(
         front,
-        table=msgspec.structs.replace(table, keep_float=tuple(sorted(keep))),
+        table=table,
         notes=notes,
         floating=harmed,
         off_dla=frozenset(harmed) - requested,
     )
-    return _on_gpu_alone(front, keep, table.tensors)
+    return _on_gpu_alone(front, table)
 
 
 def _notes(front: Frontend) -> tuple[str, ...]:
@@ -232,14 +239,12 @@ def _harmed(front: Frontend) -> dict[str, str]:
     return {node: f"on the DLA it would give one scale to {mix}" for node, mix in mixing.items()}
 
 
-def _on_gpu_alone(
-    front: Frontend, keep_float: frozenset[str], ranges: Collection[str] | None
-) -> Frontend:
-    """`with_idle` where no DLA can take a node, so that the search for accuracy knows it."""
+def _on_gpu_alone(front: Frontend, table: CalibrationTable) -> Frontend:
+    """`with_idle` where no DLA can take a node, so that nothing waits for the plan."""
     if front.target.profile.dla is not None:
         return front
     nodes = [str(node.name) for node in front.prepared.model.graph]
-    return with_idle(front, GpuNodes(nodes, keep_float, ranges))
+    return with_idle(front, GpuNodes(nodes, frozenset(table.keep_float), table.tensors))
 
 
 def with_idle(front: Frontend, nodes: GpuNodes) -> Frontend:
@@ -247,10 +252,3 @@ def with_idle(front: Frontend, nodes: GpuNodes) -> Frontend:
     graph, nodes = front.prepared.model, replace(nodes, times=front.node_times())
     idle = idle_nodes(graph, nodes, front.target.profile, front.plan.power_mode)
     return replace(front, idle=idle)
-
-
-def _without_idle(front: Frontend, table: CalibrationTable) -> CalibrationTable:
-    """Return a table for any board: what INT8 does not speed up is decided for each."""
-    asked = {*front.options.ranges.keep_float, *front.floating}
-    keep = tuple(n for n in table.keep_float if n in asked or n not in front.keep_float)
-    return msgspec.structs.replace(table, keep_float=keep)

@@ -8,13 +8,14 @@ import msgspec
 import onnx_ir as ir
 
 from calibration.table import CalibrationTable
+from device.engine.manifest import IMPORTED
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
 from toolkit.partition.best_precision import kept_nodes
-from toolkit.partition.costs.measured import Measured
+from toolkit.partition.costs.measured import Measured, faster_on_gpu
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepare_graph import Prepared
@@ -68,8 +69,16 @@ class Frontend:
     @property
     def keep_float(self) -> frozenset[str]:
         """The nodes that stay in floating point beside INT8."""
-        idle = frozenset(self.idle) if self.options.precision != "int8" else frozenset[str]()
-        return self.kept_off_dla | idle
+        return self.kept_off_dla if self.why_all_int8 else self.kept_off_dla | self.idle.keys()
+
+    @property
+    def why_all_int8(self) -> str:
+        """Why nodes in `idle` are INT8 all the same; "" where they stay in floating point."""
+        if self.table is not None and self.table.method == IMPORTED:
+            return "they stay INT8, because FP16 would not clip at the ranges of another tool"
+        if self.options.precision == "int8":
+            return "without `tandem build --precision int8` they are FP16"
+        return ""
 
     @property
     def kept_off_dla(self) -> frozenset[str]:
@@ -96,6 +105,14 @@ class Frontend:
             for measured in self.options.node_times
         )
 
+    def _plan_times(self) -> Measured | None:
+        """Return measured times as the engine computes: on the GPU those of FP16 where less."""
+        by_precision = {times.precision: times for times in self.node_times()}
+        times, half = by_precision.get(self.plan.precision), by_precision.get("fp16")
+        if times is None or half is None or self.plan.precision != "int8" or self.why_all_int8:
+            return times
+        return faster_on_gpu(times, half)
+
     def _beyond_half(self) -> dict[str, str]:
         """Return the nodes that read or write what FP16 does not hold, and which tensor."""
         nodes = {}
@@ -119,7 +136,7 @@ class Frontend:
             kernels=kernels,
             rewrites=self.prepared.applied,
             batching=self.batching,
-            measured=next((t for t in self.node_times() if t.precision == precision), None),
+            measured=self._plan_times(),
         )
         if self.table is None:
             return model

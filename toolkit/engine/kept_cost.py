@@ -64,13 +64,13 @@ def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
 
 
 def idle_notes(front: Frontend) -> tuple[str, ...]:
-    """Return a note on the nodes that INT8 does not speed up, where it was asked for."""
-    if front.table is None or not front.idle or front.options.precision != "int8":
+    """Return a note on the nodes that INT8 does not speed up, where they are INT8."""
+    if front.table is None or not front.idle or not front.why_all_int8:
         return ()
     (node, why), count = next(iter(front.idle.items())), len(front.idle)
     return (
         f"{count} node{'s' if count > 1 else ''} on the GPU gain{'' if count > 1 else 's'} nothing "
-        f"by INT8, such as {node} ({why}); without `tandem build --precision int8` they are FP16",
+        f"by INT8, such as {node} ({why}); {front.why_all_int8}",
     )
 
 

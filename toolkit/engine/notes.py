@@ -29,7 +29,26 @@ def model_notes(manifest: Manifest, front: Frontend) -> tuple[str, ...]:
         notes += foreign_notes(table, front.imported.sha256)
     if table is not None and table.dummy:
         notes.append(UNCALIBRATED)
-    return (*notes, *_wide_notes(front), *front.notes)
+    return (*notes, *_wide_notes(front), *front.notes, *_unread_times(front))
+
+
+def _unread_times(front: Frontend) -> Iterable[str]:
+    """Yield a note on measured times that nothing reads, and on rows of them."""
+    precision, given = front.plan.precision, front.options.node_times
+    used = {precision}
+    if precision == "int8" and any(times.precision == "int8" for times in given):
+        used.add("fp16")  # it is compared with INT8 where both are measured
+    for times, known in zip(given, front.node_times(), strict=True):
+        name = f"the times in {times.precision} on {times.profile} ({times.source})"
+        dropped = [row.nodes for row in times.times if row not in known.times]
+        if times.precision not in used:
+            more = " and no times in int8 are given" if precision == "int8" else ""
+            yield f"{name} were not read: the engine is {precision}{more}"
+        elif dropped:
+            yield (
+                f"{len(dropped)} of {len(times.times)} rows of {name} were not read: they name "
+                f"nodes that the engine does not have, such as {', '.join(dropped[0])}"
+            )
 
 
 def _wide_notes(front: Frontend) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 A node stays in floating point
 
-1. where INT8 saves nothing: its kernel, with the conversions that its INT8 takes, saves less than
+1. where INT8 saves no time: its kernel, with the conversions that its INT8 takes, saves less than
    MIN_GAIN of its time in FP16 (`toolkit.partition.solver.precisions`). `--precision int8` leaves
    this out. Nodes on a DLA stay INT8, which it is made for;
 2. with "best", where the budget asks for it (`calibration.budget`); by default the noise of INT8
@@ -20,7 +20,7 @@ from calibration.budget import Budget, BudgetResult
 from device.engine.manifest import Precision
 from device.profile import Profile
 from toolkit.graph.node_view import TensorView, views
-from toolkit.partition.costs.measured import Measured
+from toolkit.partition.costs.measured import Measured, measured_in_both
 from toolkit.partition.solver.precisions import (
     Island,
     KernelTimes,
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 # Of a kernel's time in FP16; the cost model is fitted to whole networks and knows no smaller gain.
 MIN_GAIN = 0.02
 DEFAULT_BUDGET = Budget("sqnr", "least", 20.0)
+_SOURCES = {
+    (True, False): "measured",
+    (False, True): "predicted",
+    (True, True): "in part measured, in part predicted",
+}
+"""Where times come from: whether any are measured, and whether any are predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ def idle_nodes(
     kernels, tensors = graph.kernels(), tuple(graph.tensors())
     in_int8 = choose_int8(kernels, tensors, MIN_GAIN)
     return {
-        node: _reason(island, costs.int8.node(island.kernels[0], "gpu").bound_by)
+        node: _reason(island, {costs.int8.node(name, "gpu").bound_by for name in island.kernels})
         for island in islands_in_half(kernels, tensors, in_int8)
         for kernel in island.kernels
         for node in graph.candidates[kernel]
@@ -86,13 +92,15 @@ def int8_on_gpu(model: ir.Model, nodes: GpuNodes) -> frozenset[str]:
     )
 
 
-def _reason(island: Island, bound_by: "Bound") -> str:
+def _reason(island: Island, bounds: "set[Bound]") -> str:
     count = len(island.kernels)
     together = f" of {count} kernels together" if count > 1 else ""
+    less = island.int8_us + island.conversions_us < island.half_us
+    gain = f"less than {MIN_GAIN:.0%}".replace("%", " %") if less else "nothing"
     return (
-        f"INT8{together} saves nothing: {island.int8_us:.1f} us and {island.conversions_us:.1f} us "
+        f"INT8{together} saves {gain}: {island.int8_us:.1f} us and {island.conversions_us:.1f} us "
         f"to convert, FP16 {island.half_us:.1f} us "
-        f"{'measured' if bound_by == 'measured' else 'predicted'}"
+        f"{_SOURCES['measured' in bounds, bounds != {'measured'}]}"
     )
 
 
@@ -133,16 +141,18 @@ def _in_both(times: tuple[Measured, ...], known: set[str]) -> dict[Precision, Me
     A measured time beside a predicted one would compare the board with the model's error.
     """
     by_precision = {row.precision: row for row in times}
-    pair = [by_precision[name] for name in ("int8", "fp16") if name in by_precision]
-    if len(pair) < 2:
+    if not {"int8", "fp16"} <= by_precision.keys():
         return {}
-    both = known.intersection(*(row.by_node("gpu") for row in pair))
+    int8, half = by_precision["int8"], by_precision["fp16"]
+    both = frozenset[str]().union(
+        *(group for group in measured_in_both(int8, half) if group <= known)
+    )
     return {
         row.precision: msgspec.structs.replace(
             row,
             times=tuple(t for t in row.times if t.processor == "gpu" and both.issuperset(t.nodes)),
         )
-        for row in pair
+        for row in (int8, half)
     }
 
 

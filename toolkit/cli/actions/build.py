@@ -10,6 +10,7 @@ import msgspec
 from calibration.table import encode_table
 from device.engine.file import open_engine
 from device.errors import ConfigError
+from device.profile import load_profile
 from toolkit.cli.actions.built import Built
 from toolkit.cli.actions.calibration import range_options
 from toolkit.cli.actions.outputs import need_folders
@@ -80,13 +81,23 @@ def _library_options(options: Build, workers: Workers | None) -> BuildOptions:
         fallback=not options.no_fallback,
         gpu_backend=options.gpu_backend,
         preprocess_on=options.preprocess_on,
-        node_times=_node_times(options.measured),
+        node_times=_node_times(options.measured, options.profile),
     )
 
 
-def _node_times(paths: tuple[Path, ...]) -> tuple[Measured, ...]:
-    """Read files of measured times. Raises ConfigError: one cannot be read, or two are alike."""
+def _node_times(paths: tuple[Path, ...], profile: str) -> tuple[Measured, ...]:
+    """Read files of measured times.
+
+    Raises ConfigError: one cannot be read or is of another board, or two are of one precision.
+    """
     times = tuple(load_measured(path) for path in paths)
+    board = load_profile(profile).name if paths else profile
+    for path, rows in zip(paths, times, strict=True):
+        if rows.profile != board:
+            raise ConfigError(
+                f"{path} holds times of profile {rows.profile!r}, and the build is for {board!r}: "
+                "measure there, or leave the file out."
+            )
     precisions = [row.precision for row in times]
     if twice := sorted({name for name in precisions if precisions.count(name) > 1}):
         raise ConfigError(

@@ -57,6 +57,41 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return times
 
 
+def measured_in_both(first: Measured, second: Measured) -> tuple[frozenset[str], ...]:
+    """Return nodes on the GPU that both have times of, those together that rows join.
+
+    Only the sums over such a group can be compared: a row gives its first node the time of all.
+    """
+    groups: list[frozenset[str]] = []
+    for row in (*first.times, *second.times):
+        if row.processor == "gpu":
+            touched = [group for group in groups if not group.isdisjoint(row.nodes)]
+            groups = [group for group in groups if group not in touched]
+            groups.append(frozenset(row.nodes).union(*touched))
+    both = first.by_node("gpu").keys() & second.by_node("gpu").keys()
+    return tuple(group for group in groups if group <= both)
+
+
+def faster_on_gpu(times: Measured, others: Measured) -> Measured:
+    """Return `times`, with those of `others` where these are less on the GPU."""
+    known, more = times.by_node("gpu"), others.by_node("gpu")
+    faster = frozenset[str]().union(
+        *(
+            group
+            for group in measured_in_both(times, others)
+            if sum(more[name] for name in group) < sum(known[name] for name in group)
+        )
+    )
+    if not faster:
+        return times
+
+    def on_gpu(row: MeasuredTime) -> bool:
+        return row.processor == "gpu" and faster.issuperset(row.nodes)
+
+    rows = [row for row in times.times if not on_gpu(row)]
+    return msgspec.structs.replace(times, times=(*rows, *filter(on_gpu, others.times)))
+
+
 def load_measured(path: Path) -> Measured:
     """Read a file of measured times, TOML or JSON by its ending.
 
