@@ -124,6 +124,26 @@ def test_blocks_of_a_dequantize_linear_compute_as_in_onnxruntime(
     assert [node.op_type for node in passed.graph] == ["Gemm" if form == "Gemm" else "MatMul"]
 
 
+@pytest.mark.parametrize(
+    ("perm", "count"), [({"perm": [0, 1]}, 0), ({"perm": [1, 0]}, 1), ({}, 1)], ids=str
+)
+def test_a_transpose_turns_a_square_weight_only_where_it_exchanges_the_axes(
+    perm: dict[str, list[int]], count: int, rng: np.random.Generator
+) -> None:
+    constants = {
+        "q": rng.integers(-8, 8, (64, 64)).astype(int4),
+        "s": rng.uniform(0.1, 1, (64, 2)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node(
+            "DequantizeLinear", ["q", "s"], ["w"], "dequantize", axis=1, block_size=32
+        ),
+        helper.make_node("Transpose", ["w"], ["t"], "turn", **perm),
+        helper.make_node("MatMul", ["x", "t"], ["y"], "product"),
+    ]
+    _check(_model(nodes, [5, 64], constants), rng, count)
+
+
 def test_a_pass_that_changes_the_numbers_leaves_a_plain_constant(rng: np.random.Generator) -> None:
     constants = {
         "q": rng.integers(-8, 8, (64, 8)).astype(int4),

@@ -156,7 +156,7 @@ def _replace_dequantize(graph: ir.Graph, node: ir.Node, names: UniqueNames) -> b
         return False
     if transposes:
         (result, *more) = (transpose.outputs[0] for transpose in transposes)
-        if more or len(uses) > 1 or result.is_graph_output():
+        if more or len(uses) > 1 or result.is_graph_output() or not _turns(transposes[0]):
             return False
         axis = 1 - axis
     if not all(_depth_axis(use.node, use.idx) == axis for use in result.uses()):
@@ -171,6 +171,12 @@ def _replace_dequantize(graph: ir.Graph, node: ir.Node, names: UniqueNames) -> b
     for old in (*transposes, node):
         graph.remove(old, safe=True)
     return True
+
+
+def _turns(transpose: ir.Node) -> bool:
+    """Whether a Transpose of a matrix exchanges its axes."""
+    permutation = transpose.attributes.get_ints("perm", (1, 0))
+    return transpose.domain == "" and tuple(permutation) == (1, 0)
 
 
 def _dequantized(node: ir.Node) -> BlockWeight | None:
