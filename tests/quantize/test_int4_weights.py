@@ -47,11 +47,18 @@ def _model(rng: np.random.Generator) -> onnx.ModelProto:
         helper.make_node("Gemm", ["m", "g", "b"], ["h"], "gemm", transB=1),
         helper.make_node("MatMul", ["h", "small"], ["y"], "last"),
     ]
+    return _proto(nodes, constants, 16)
+
+
+def _proto(
+    nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], columns: int
+) -> onnx.ModelProto:
+    """A model from x [4, SIZE] to y [4, columns]."""
     graph = helper.make_graph(
         nodes,
         "block",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, SIZE])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 16])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, columns])],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
@@ -139,6 +146,32 @@ def test_an_engine_has_the_weights_and_says_what_they_lose(
     report: Mapping[str, Any] = json.loads(invoke(*arguments).stdout)
     assert report["manifest"]["provenance"]["precision"] == "fp16"
     assert any("INT4 weights of 3 products: " in note for note in report["notes"])
+    with open_session(tmp_path / "e") as session:
+        actual = session.infer(samples[0])["y"]
+    expected = ActivationRunner(ir.from_proto(proto), ["y"])(samples[0])["y"]
+    assert np.linalg.norm(actual - expected) < 0.2 * np.linalg.norm(expected)
+
+
+def test_the_q_dq_of_a_model_stay_beside_the_weights(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """They clip what is beyond 1, so that an output without them is far away."""
+    constants: dict[str, np.ndarray] = {
+        "scale": np.asarray(1 / 127, np.float32),
+        "zero": np.asarray(0, np.int8),
+        "w": _weights(rng, SIZE, SIZE),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], "quantize"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], "dequantize"),
+        helper.make_node("MatMul", ["d", "w"], ["y"], "product"),
+    ]
+    proto = _proto(nodes, constants, SIZE)
+    onnx.save(proto, tmp_path / "m.onnx")
+    samples = [{"x": 3 * sample["x"]} for sample in _samples(rng)]
+    options = BuildOptions(int4_weights=128, data=samples, kernels=False)
+    result = build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
+    assert any("Q/DQ of the model stay as they are, beside fp16" in note for note in result.notes)
     with open_session(tmp_path / "e") as session:
         actual = session.infer(samples[0])["y"]
     expected = ActivationRunner(ir.from_proto(proto), ["y"])(samples[0])["y"]

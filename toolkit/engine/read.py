@@ -82,8 +82,9 @@ def _plain(
         return None, ()
     if _wants_int8(options):
         return import_qdq(imported.model, any_weight_scale=True, any_zero_point=True), ()
-    if options.precision is not None:
-        return None, (f"the Q/DQ of the model stay as they are, beside {options.precision}",)
+    floating = options.precision or (options.int4_weights and "fp16")
+    if floating:
+        return None, (f"the Q/DQ of the model stay as they are, beside {floating}",)
     try:
         plain = import_qdq(imported.model, any_weight_scale=True)
     except ImportModelError as err:
