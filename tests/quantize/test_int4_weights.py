@@ -194,6 +194,53 @@ def test_options_that_contradict_it_are_refused(
         build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
 
 
+def _product(weight: np.ndarray, columns: int = SIZE) -> onnx.ModelProto:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
+    return _proto(nodes, {"w": weight}, columns)
+
+
+def test_a_loss_beyond_the_limit_is_refused_but_on_purpose(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A number of each block is so large that all others are rounded to 0; x is 0 there."""
+    weight, samples = _weights(rng, SIZE, SIZE), _samples(rng)
+    weight[::128] = 1e9
+    for sample in samples:
+        sample["x"][:, ::128] = 0
+    onnx.save(_product(weight), tmp_path / "m.onnx")
+    options = BuildOptions(int4_weights=128, data=samples, kernels=False)
+    words = r"INT4 weights lose too much of m.onnx: output y: SQNR .* \(limit: at least 3 dB"
+    with pytest.raises(BuildError, match=words):
+        build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
+    assert not (tmp_path / "e").exists()
+    options = replace(options, accept_loss=True)
+    result = build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
+    assert any("output 'y' differs by " in note for note in result.notes)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_is_refused(number: float, rng: np.random.Generator) -> None:
+    weight = _weights(rng, SIZE, SIZE)
+    weight[3, 4] = number
+    words = "1 numbers of 'w', the weight of node 'product', are not"
+    with pytest.raises(BuildError, match=words):
+        quantize_int4(_graph(_product(weight)), _samples(rng), 128, ActivationRunner)
+
+
+def test_a_loss_that_is_not_finite_is_refused(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range of a block is larger than a float32 holds."""
+    monkeypatch.setattr("toolkit.quantize.int4.GRID", (0.0,))
+    weight, samples = _weights(rng, SIZE, SIZE), _samples(rng)
+    weight[:2, 0] = 3e38, -3e38
+    for sample in samples:
+        sample["x"][:, :2] = 0
+    words = "Output 'y' is finite in floating point, but not with INT4 weights"
+    with np.errstate(all="ignore"), pytest.raises(BuildError, match=words):
+        quantize_int4(_graph(_product(weight)), samples, 128, ActivationRunner)
+
+
 def test_a_model_without_large_products_is_refused(rng: np.random.Generator) -> None:
     model = _graph(_model(rng))
     for node in list(model.graph)[:5]:
