@@ -125,6 +125,24 @@ def test_factors_that_nothing_takes_are_a_product_of_their_own(rng: np.random.Ge
     assert _error(made.model, model, samples) < 0.2
 
 
+def test_a_gemm_that_adds_its_operand_adds_it_unscaled(rng: np.random.Generator) -> None:
+    constants = {
+        "gamma": np.where(np.arange(SIZE) % 64 == 5, 30, 1).astype(np.float32),
+        "w": _weights(rng, SIZE, SIZE),
+    }
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "gamma"], ["n"], "norm", axis=-1),
+        helper.make_node("Gemm", ["n", "w", "n"], ["y"], "gemm"),
+    ]
+    made = quantize_int4(
+        _graph(_proto(nodes, constants, SIZE)), _samples(rng), 32, ActivationRunner
+    )
+    assert made.scaled == 1
+    kinds = [node.op_type for node in made.model.graph]
+    assert kinds == ["LayerNormalization", "Mul", "Gemm"]
+    assert made.losses["y"] < 0.2
+
+
 @pytest.mark.parametrize("precision", [[], ["--precision", "fp16"]])
 def test_an_engine_has_the_weights_and_says_what_they_lose(
     precision: list[str], tmp_path: Path, rng: np.random.Generator

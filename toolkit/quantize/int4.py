@@ -223,12 +223,13 @@ def _divide(
     """Let products read `value` divided by the factors of its channels."""
     inverse = (1 / factors).astype(np.float32)
     maker = value.producer()
-    readers = {use.node for use in value.uses()}
+    uses = list(value.uses())
     constants = [] if maker is None else [v.const_value if v else None for v in maker.inputs[1:]]
     if (
         maker is not None
         and maker.op_type in _NORMALIZATIONS
-        and readers == set(products)
+        and {use.node for use in uses} == set(products)
+        and all(use.idx == 0 for use in uses)
         and not value.is_graph_output()
         and all(c is not None and c.shape.numpy() == inverse.shape for c in constants)
     ):
