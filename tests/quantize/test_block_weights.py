@@ -144,6 +144,28 @@ def test_a_transpose_turns_a_square_weight_only_where_it_exchanges_the_axes(
     _check(_model(nodes, [5, 64], constants), rng, count)
 
 
+@pytest.mark.parametrize("scale", [np.float16, np.float32])
+def test_a_weight_has_the_type_that_its_dequantize_linear_states(
+    scale: type[np.generic], rng: np.random.Generator
+) -> None:
+    stated = onnx.TensorProto.FLOAT if scale is np.float16 else onnx.TensorProto.FLOAT16
+    constants = {
+        "q": rng.integers(-8, 8, (64, 8)).astype(int4),
+        "s": rng.uniform(0.1, 1, (2, 8)).astype(scale),
+    }
+    nodes = [
+        helper.make_node(
+            "DequantizeLinear", ["q", "s"], ["w"], axis=0, block_size=32, output_dtype=stated
+        ),
+        helper.make_node("MatMul", ["x", "w"], ["y"], "product"),
+    ]
+    model = ir.from_proto(_model(nodes, [4, 64], constants))
+    (tensor,) = _blocks(import_blocks(model, keep_qdq=False).model)
+    assert tensor.dtype == stated
+    truth = constants["q"].astype(np.float32) * np.repeat(constants["s"].astype(np.float32), 32, 0)
+    np.testing.assert_allclose(tensor.numpy(), truth, 1e-3)
+
+
 def test_a_pass_that_changes_the_numbers_leaves_a_plain_constant(rng: np.random.Generator) -> None:
     constants = {
         "q": rng.integers(-8, 8, (64, 8)).astype(int4),

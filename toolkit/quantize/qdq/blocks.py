@@ -148,11 +148,11 @@ def _nibbles(packed: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _replace_dequantize(graph: ir.Graph, node: ir.Node, names: UniqueNames) -> bool:
     """Replace a DequantizeLinear of a weight of 4 bits; return False where it is none."""
-    weight = _dequantized(node)
+    weight, dtype = _dequantized(node), _result_dtype(node)
     axis, result = node.attributes.get_int("axis", 1) % 2, node.outputs[0]
     uses = list(result.uses())
     transposes = [use.node for use in uses if use.node.op_type == "Transpose"]
-    if weight is None or result.is_graph_output() or not uses:
+    if weight is None or dtype is None or result.is_graph_output() or not uses:
         return False
     if transposes:
         (result, *more) = (transpose.outputs[0] for transpose in transposes)
@@ -161,16 +161,19 @@ def _replace_dequantize(graph: ir.Graph, node: ir.Node, names: UniqueNames) -> b
         axis = 1 - axis
     if not all(_depth_axis(use.node, use.idx) == axis for use in result.uses()):
         return False
-    source = node.inputs[1]
-    assert source is not None
-    assert source.dtype is not None
-    tensor = BlockTensor(
-        weight, source.dtype, names.take(f"{node.name}_weight"), transposed=axis == 1
-    )
+    tensor = BlockTensor(weight, dtype, names.take(f"{node.name}_weight"), transposed=axis == 1)
     result.replace_all_uses_with(_constant(graph, tensor))
     for old in (*transposes, node):
         graph.remove(old, safe=True)
     return True
+
+
+def _result_dtype(node: ir.Node) -> ir.DataType | None:
+    """Return the type of what a DequantizeLinear computes; None where no weight may have it."""
+    scale = node.inputs[1]
+    stated = node.attributes.get_int("output_dtype", 0)  # since opset 23
+    dtype = ir.DataType(stated) if stated else scale.dtype if scale is not None else None
+    return dtype if is_storable(dtype) else None
 
 
 def _turns(transpose: ir.Node) -> bool:
