@@ -67,7 +67,17 @@ def _has_blocks(node: ir.Node, *, keep_qdq: bool) -> bool:
 
 
 def _replace_product(graph: ir.Graph, node: ir.Node, names: UniqueNames) -> str | None:
-    """Replace a MatMulNBits; return why it has another form."""
+    """Replace a MatMulNBits; return why it has another form.
+
+    Raises ImportModelError: its weights are packed for a kernel of onnxruntime, or do not fit.
+    """
+    prepacked = node.attributes.get_int("weight_prepacked", 0)
+    if prepacked:
+        raise ImportModelError(
+            f"Node {node.name!r} ({MATMUL_N_BITS}) has weight_prepacked={prepacked}: its weights "
+            "are in the order of a kernel of onnxruntime, not in that of the operator; export the "
+            "model without it."
+        )
     packed, scales, zeros, order, bias = (*node.inputs[1:], *(None,) * 5)[:5]
     bits = node.attributes.get_int("bits", _BITS)
     operands = [value for value in (packed, scales, zeros) if value is not None]
