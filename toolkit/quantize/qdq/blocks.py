@@ -15,13 +15,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from toolkit.errors import ImportModelError
-from toolkit.graph.block_weights import BlockTensor, BlockWeight, is_storable
+from toolkit.graph.block_weights import SYMMETRIC_ZERO, BlockTensor, BlockWeight, is_storable
 from toolkit.graph.rewriter import UniqueNames
 from toolkit.quantize.qdq.nodes import constant_of, is_dequantize, quant_params_of
 
 MATMUL_N_BITS = "MatMulNBits"
 _BITS = 4
-_SYMMETRIC_ZERO = 8  # of integers from 0 to 15
 _FIRST_SIGNED = {ir.DataType.INT4: -8, ir.DataType.UINT4: 0}  # what the integer 0 is stored as
 _READERS = ("MatMul", "Gemm")
 
@@ -139,7 +138,7 @@ def _unpacked(
     assert packed is not None
     assert scales is not None
     integers = _nibbles(packed.reshape(columns, -1))[:, :depth]
-    offsets = np.full((columns, blocks), _SYMMETRIC_ZERO, np.uint8)
+    offsets = np.full((columns, blocks), SYMMETRIC_ZERO, np.uint8)
     if zeros is not None:
         offsets = _nibbles(zeros.reshape(columns, zero_bytes))[:, :blocks]
     return BlockWeight(
