@@ -116,6 +116,27 @@ def test_options_that_contradict_each_other_are_refused_also_if_it_was_built(bui
     assert "--method belongs to calibration" in done.output
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--save-table t.json",
+        "--budget margin:0.3",
+        "--keep auto",
+        "--equalise on",
+        "--round-weights on",
+        "--bias-correction on",
+        "--keep-float relu",
+        "--method minmax",
+    ],
+)
+def test_int4_weights_have_no_use_for_options_of_ranges(option: str) -> None:
+    given = option.split()
+    words = ["build", "m.onnx", "--int4-weights", "32", "--data", "d", *given]
+    done = CliRunner().invoke(command_line, words)
+    assert done.exit_code == 2
+    assert f"{given[0]} is about the ranges of INT8" in done.output
+
+
 @pytest.mark.parametrize("option", ["html", "external data"])
 def test_builds_that_the_key_does_not_cover_are_done_anew(
     build: Build, tmp_path: Path, option: str

@@ -4,12 +4,14 @@ import json
 import time
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from legalize_graphs import Net, floats, node, to_ir
 from msgspec import structs
-from planning_graphs import constant, one_node
+from onnx import helper
+from planning_graphs import constant, graph_of, one_node
 
 from device.errors import ConfigError
 from device.profile import load_profile
@@ -18,6 +20,7 @@ from scripts.cost_fit import DlaRows, GpuRows, fit_dla, fit_gpu
 from scripts.cost_rows import read_rows
 from scripts.fit_costs import TIMES, fit_everything
 from scripts.networks import NETWORKS
+from toolkit.graph.block_weights import BlockTensor, BlockWeight
 from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.costs.constants import Constant, load_costs
 from toolkit.partition.costs.fusion import fuse
@@ -505,3 +508,30 @@ def test_every_constant_has_a_source():
             if isinstance(figure, Constant):
                 assert figure.value > 0
                 assert len(figure.source) > 10
+
+
+@pytest.mark.parametrize(
+    ("profile", "precision", "processor", "zero", "read"),
+    [
+        (ORIN, "fp16", "gpu", 8, 2 * 256 + 256 * 512 // 2 + 4 * 8 * 512),
+        (ORIN, "fp16", "gpu", 7, 2 * 256 + 256 * 512 // 2 + 8 * 8 * 512),
+        (ORIN, "fp16", "cpu", 8, 2 * (256 + 256 * 512)),
+        (ORIN, "fp32", "gpu", 8, 4 * (256 + 256 * 512)),
+        (XAVIER, "fp16", "gpu", 8, 2 * (256 + 256 * 512)),
+    ],
+)
+def test_weights_of_4_bits_are_half_a_byte_where_kernels_read_them(
+    profile, precision, processor, zero, read
+) -> None:
+    scales = np.ones((8, 512), np.float32)
+    zeros = np.full((8, 512), zero, np.uint8)
+    weight = BlockWeight(np.zeros((256, 512), np.uint8), scales, zeros, 32)
+    model = graph_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
+        {"x": (1, 256)},
+        ["y"],
+        {"w": weight.restored()},
+    )
+    model.graph.initializers["w"].const_value = BlockTensor(weight, ir.DataType.FLOAT, "w")
+    costs = CostModel(views(model.graph), profile, precision=precision)
+    assert costs.node("product", processor).read_bytes == read

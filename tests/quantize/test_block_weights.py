@@ -124,6 +124,46 @@ def test_blocks_of_a_dequantize_linear_compute_as_in_onnxruntime(
     assert [node.op_type for node in passed.graph] == ["Gemm" if form == "Gemm" else "MatMul"]
 
 
+@pytest.mark.parametrize(("perm", "count"), [([0, 1], 0), ([1, 0], 1), (None, 1)], ids=str)
+def test_a_transpose_turns_a_square_weight_only_where_it_exchanges_the_axes(
+    perm: list[int] | None, count: int, rng: np.random.Generator
+) -> None:
+    constants = {
+        "q": rng.integers(-8, 8, (64, 64)).astype(int4),
+        "s": rng.uniform(0.1, 1, (64, 2)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node(
+            "DequantizeLinear", ["q", "s"], ["w"], "dequantize", axis=1, block_size=32
+        ),
+        helper.make_node("Transpose", ["w"], ["t"], "turn", perm=perm),
+        helper.make_node("MatMul", ["x", "t"], ["y"], "product"),
+    ]
+    _check(_model(nodes, [5, 64], constants), rng, count)
+
+
+@pytest.mark.parametrize("scale", [np.float16, np.float32])
+def test_a_weight_has_the_type_that_its_dequantize_linear_states(
+    scale: type[np.generic], rng: np.random.Generator
+) -> None:
+    stated = onnx.TensorProto.FLOAT if scale is np.float16 else onnx.TensorProto.FLOAT16
+    constants = {
+        "q": rng.integers(-8, 8, (64, 8)).astype(int4),
+        "s": rng.uniform(0.1, 1, (2, 8)).astype(scale),
+    }
+    nodes = [
+        helper.make_node(
+            "DequantizeLinear", ["q", "s"], ["w"], axis=0, block_size=32, output_dtype=stated
+        ),
+        helper.make_node("MatMul", ["x", "w"], ["y"], "product"),
+    ]
+    model = ir.from_proto(_model(nodes, [4, 64], constants))
+    (tensor,) = _blocks(import_blocks(model, keep_qdq=False).model)
+    assert tensor.dtype == ir.DataType(stated)
+    truth = constants["q"].astype(np.float32) * np.repeat(constants["s"].astype(np.float32), 32, 0)
+    np.testing.assert_allclose(tensor.numpy(), truth, 1e-3)
+
+
 def test_a_pass_that_changes_the_numbers_leaves_a_plain_constant(rng: np.random.Generator) -> None:
     constants = {
         "q": rng.integers(-8, 8, (64, 8)).astype(int4),
@@ -145,6 +185,14 @@ def test_another_form_stays_and_is_named(rng: np.random.Generator) -> None:
     (note,) = imported.notes
     assert "(MatMulNBits) has weights of 8 bits, not of 4" in note
     assert [node.op_type for node in imported.model.graph] == ["MatMulNBits"]
+
+
+def test_weights_packed_for_a_kernel_are_refused(rng: np.random.Generator) -> None:
+    model = _by_onnxruntime(rng, 32, symmetric=True)
+    model.graph.node[0].attribute.append(helper.make_attribute("weight_prepacked", 2))
+    words = r"Node 'product_Q4' \(MatMulNBits\) has weight_prepacked=2"
+    with pytest.raises(ImportModelError, match=words):
+        import_blocks(ir.from_proto(model), keep_qdq=False)
 
 
 def test_operands_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:

@@ -47,11 +47,18 @@ def _model(rng: np.random.Generator) -> onnx.ModelProto:
         helper.make_node("Gemm", ["m", "g", "b"], ["h"], "gemm", transB=1),
         helper.make_node("MatMul", ["h", "small"], ["y"], "last"),
     ]
+    return _proto(nodes, constants, 16)
+
+
+def _proto(
+    nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], columns: int
+) -> onnx.ModelProto:
+    """A model from x [4, SIZE] to y [4, columns]."""
     graph = helper.make_graph(
         nodes,
         "block",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, SIZE])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 16])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, columns])],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
@@ -118,6 +125,24 @@ def test_factors_that_nothing_takes_are_a_product_of_their_own(rng: np.random.Ge
     assert _error(made.model, model, samples) < 0.2
 
 
+def test_a_gemm_that_adds_its_operand_adds_it_unscaled(rng: np.random.Generator) -> None:
+    constants = {
+        "gamma": np.where(np.arange(SIZE) % 64 == 5, 30, 1).astype(np.float32),
+        "w": _weights(rng, SIZE, SIZE),
+    }
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "gamma"], ["n"], "norm", axis=-1),
+        helper.make_node("Gemm", ["n", "w", "n"], ["y"], "gemm"),
+    ]
+    made = quantize_int4(
+        _graph(_proto(nodes, constants, SIZE)), _samples(rng), 32, ActivationRunner
+    )
+    assert made.scaled == 1
+    kinds = [node.op_type for node in made.model.graph]
+    assert kinds == ["LayerNormalization", "Mul", "Gemm"]
+    assert made.losses["y"] < 0.2
+
+
 @pytest.mark.parametrize("precision", [[], ["--precision", "fp16"]])
 def test_an_engine_has_the_weights_and_says_what_they_lose(
     precision: list[str], tmp_path: Path, rng: np.random.Generator
@@ -145,10 +170,37 @@ def test_an_engine_has_the_weights_and_says_what_they_lose(
     assert np.linalg.norm(actual - expected) < 0.2 * np.linalg.norm(expected)
 
 
+def test_the_q_dq_of_a_model_stay_beside_the_weights(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """They clip what is beyond 1, so that an output without them is far away."""
+    constants: dict[str, np.ndarray] = {
+        "scale": np.asarray(1 / 127, np.float32),
+        "zero": np.asarray(0, np.int8),
+        "w": _weights(rng, SIZE, SIZE),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], "quantize"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], "dequantize"),
+        helper.make_node("MatMul", ["d", "w"], ["y"], "product"),
+    ]
+    proto = _proto(nodes, constants, SIZE)
+    onnx.save(proto, tmp_path / "m.onnx")
+    samples = [{"x": 3 * sample["x"]} for sample in _samples(rng)]
+    options = BuildOptions(int4_weights=128, data=samples, kernels=False)
+    result = build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
+    assert any("Q/DQ of the model stay as they are, beside fp16" in note for note in result.notes)
+    with open_session(tmp_path / "e") as session:
+        actual = session.infer(samples[0])["y"]
+    expected = ActivationRunner(ir.from_proto(proto), ["y"])(samples[0])["y"]
+    assert np.linalg.norm(actual - expected) < 0.2 * np.linalg.norm(expected)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"precision": "int8"}, "INT4 weights are those of FP16 engines, not of int8"),
+        ({"save_table": "t.json"}, "INT4 weights measure no ranges that a table could hold"),
         ({"data": None}, "INT4 weights are chosen by what the model computes on samples"),
     ],
 )
@@ -159,6 +211,53 @@ def test_options_that_contradict_it_are_refused(
     options = replace(BuildOptions(int4_weights=32, data=_samples(rng)), **change)
     with pytest.raises(BuildError, match=words):
         build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
+
+
+def _product(weight: np.ndarray, columns: int = SIZE) -> onnx.ModelProto:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
+    return _proto(nodes, {"w": weight}, columns)
+
+
+def test_a_loss_beyond_the_limit_is_refused_but_on_purpose(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A number of each block is so large that all others are rounded to 0; x is 0 there."""
+    weight, samples = _weights(rng, SIZE, SIZE), _samples(rng)
+    weight[::128] = 1e9
+    for sample in samples:
+        sample["x"][:, ::128] = 0
+    onnx.save(_product(weight), tmp_path / "m.onnx")
+    options = BuildOptions(int4_weights=128, data=samples, kernels=False)
+    words = r"INT4 weights lose too much of m.onnx: output y: SQNR .* \(limit: at least 3 dB"
+    with pytest.raises(BuildError, match=words):
+        build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
+    assert not (tmp_path / "e").exists()
+    options = replace(options, accept_loss=True)
+    result = build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
+    assert any("output 'y' differs by " in note for note in result.notes)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_is_refused(number: float, rng: np.random.Generator) -> None:
+    weight = _weights(rng, SIZE, SIZE)
+    weight[3, 4] = number
+    words = "1 numbers of 'w', the weight of node 'product', are not"
+    with pytest.raises(BuildError, match=words):
+        quantize_int4(_graph(_product(weight)), _samples(rng), 128, ActivationRunner)
+
+
+def test_a_loss_that_is_not_finite_is_refused(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range of a block is larger than a float32 holds."""
+    monkeypatch.setattr("toolkit.quantize.int4.GRID", (0.0,))
+    weight, samples = _weights(rng, SIZE, SIZE), _samples(rng)
+    weight[:2, 0] = 3e38, -3e38
+    for sample in samples:
+        sample["x"][:, :2] = 0
+    words = "Output 'y' is finite in floating point, but not with INT4 weights"
+    with np.errstate(all="ignore"), pytest.raises(BuildError, match=words):
+        quantize_int4(_graph(_product(weight)), samples, 128, ActivationRunner)
 
 
 def test_a_model_without_large_products_is_refused(rng: np.random.Generator) -> None:

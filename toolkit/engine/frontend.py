@@ -91,6 +91,8 @@ def _with_int4(front: Frontend, block: int, data: Source) -> Frontend:
     front.report("calibrate", 0.0)
     graph, options = front.prepared.model, with_model(front.options.ranges, front.imported)
     made = quantize_int4(graph, samples_of(graph, data, options), block, ActivationRunner)
+    if not front.options.accept_loss:
+        made.check(front.imported.name)
     prepared = replace(front.prepared, model=made.model)
     return replace(front, prepared=prepared, notes=(*front.notes, made.note))
 

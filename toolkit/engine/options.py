@@ -31,8 +31,8 @@ class BuildOptions:
     `measured`: calibrations of other builds by what they depend on, which this one takes and adds
     to. `save_table`: file for the measured table, written before the build goes on, so that a later
     failure does not lose hours of calibration. `dummy_ranges` replace measured ranges: the engine
-    is for timing only, and says so. `accept_loss`: write the engine even if INT8 loses more at the
-    outputs than the limits of `toolkit.quantize.loss.metrics`.
+    is for timing only, and says so. `accept_loss`: write the engine even if INT8 or INT4 loses more
+    at the outputs than the limits of `toolkit.quantize.loss.metrics`.
     `shapes`, `dims`: as in `toolkit.importers.onnx.import_model`. `plan`: objective and search of
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
     beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the

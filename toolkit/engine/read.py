@@ -83,8 +83,9 @@ def _plain(
     refuse_narrow_floats(imported.model)
     if _wants_int8(options):
         return import_qdq(imported.model, any_weight_scale=True, any_zero_point=True), ()
-    if options.precision is not None:
-        return None, (f"the Q/DQ of the model stay as they are, beside {options.precision}",)
+    floating = options.precision or (options.int4_weights and "fp16")
+    if floating:
+        return None, (f"the Q/DQ of the model stay as they are, beside {floating}",)
     try:
         plain = import_qdq(imported.model, any_weight_scale=True)
     except ImportModelError as err:
@@ -119,6 +120,11 @@ def _refuse_int4(options: BuildOptions) -> None:
         raise BuildError(
             "INT4 weights are chosen by what the model computes on samples: give some with "
             "`tandem build --data`."
+        )
+    if options.save_table is not None:
+        raise BuildError(
+            "INT4 weights measure no ranges that a table could hold: leave out one of `tandem "
+            "build --int4-weights` and --save-table."
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+SYMMETRIC_ZERO = 8  # of integers from 0 to 15
 _DTYPES = {ir.DataType.FLOAT: np.float32, ir.DataType.FLOAT16: np.float16}
 
 
@@ -34,6 +35,15 @@ class BlockWeight:
     def _along_depth(self, array: NDArray[Any]) -> NDArray[Any]:
         return np.repeat(array, self.block, 0)[: len(self.integers)]
 
+    @property
+    def packed_bytes(self) -> int:
+        """Half a byte for each integer, and what kernels read of blocks: 4 for a scale.
+
+        They read 4 for a zero point, too, where one of them is not SYMMETRIC_ZERO.
+        """
+        numbers = 1 if (self.zeros == SYMMETRIC_ZERO).all() else 2
+        return self.integers.size // 2 + 4 * numbers * self.scales.size
+
 
 class BlockTensor(ir.LazyTensor):
     """A constant (depth, columns), or (columns, depth) if `transposed`, given by `weight`."""
@@ -45,6 +55,7 @@ class BlockTensor(ir.LazyTensor):
         shape = ir.Shape((columns, depth) if transposed else (depth, columns))
         super().__init__(self._floats, dtype, shape, name=name)
         self.weight = weight
+        self.packed_bytes = weight.packed_bytes
         self.transposed = transposed
 
     def _floats(self) -> ir.TensorProtocol:

@@ -11,6 +11,7 @@ import onnx.defs
 import onnx_ir as ir
 
 from device.engine.manifest import Dim
+from toolkit.graph.block_weights import BlockTensor
 from toolkit.graph.window import Attribute, Shape, Window, resolve_window
 
 SMALL_CONSTANT = 4096  # elements: enough for shapes, scales, clip bounds and axes
@@ -23,13 +24,17 @@ MAC_FREE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """One tensor: its name, type, shape (None: unknown) and, for small constants, its values."""
+    """One tensor: its name, type, shape (None: unknown) and, for small constants, its values.
+
+    `packed_bytes`: of a constant of 4 bits in blocks, as kernels that know them read it.
+    """
 
     name: str
     dtype: str
     shape: Shape | None
     constant: bool = False
     values: tuple[float, ...] | None = None
+    packed_bytes: int | None = None
 
     @property
     def text(self) -> str:
@@ -194,7 +199,8 @@ def _tensor(value: ir.Value, shapes: Mapping[str, Shape]) -> TensorView:
         values = _values(constant)  # type: ignore[arg-type]
     if shape is None and constant is not None:
         shape = tuple(_dim(dim) for dim in constant.shape)
-    return TensorView(value.name or "", dtype, shape, constant is not None, values)
+    packed_bytes = constant.packed_bytes if isinstance(constant, BlockTensor) else None
+    return TensorView(value.name or "", dtype, shape, constant is not None, values, packed_bytes)
 
 
 @lru_cache(maxsize=4096)  # copies of a graph share their constants, hashed by identity

@@ -23,6 +23,9 @@ from toolkit.errors import BuildError
 from toolkit.graph.block_weights import BlockTensor, BlockWeight
 from toolkit.graph.constant_weights import set_constant
 from toolkit.graph.rewriter import UniqueNames
+from toolkit.quantize.loss.judge import Judgement, judge, loss_text, samples_text
+from toolkit.quantize.loss.metrics import powers
+from toolkit.quantize.loss.parts import output_parts, split_outputs
 
 BLOCKS = (32, 128)
 MIN_SIDE = 1024  # of a weight; smaller ones gain nothing
@@ -44,7 +47,7 @@ class Int4Model:
     """A model with weights of 4 bits; `plain_bytes`: of the same weights in FP16.
 
     `scaled`: products whose weights were made larger by channels. `losses`: of each output, the
-    norm of the difference to floating point, relative.
+    norm of the difference to floating point, relative. `judgement`: against the limits of INT8.
     """
 
     model: ir.Model
@@ -53,6 +56,7 @@ class Int4Model:
     plain_bytes: int
     bytes: int
     losses: Mapping[str, float]
+    judgement: Judgement
 
     @property
     def note(self) -> str:
@@ -65,6 +69,16 @@ class Int4Model:
             "point on the samples, the most of all"
         )
 
+    def check(self, name: str) -> None:
+        """Raise BuildError if an output of the model `name` loses more than its limit."""
+        if self.judgement.broken:
+            raise BuildError(
+                f"INT4 weights lose too much of {name}: "
+                f"{'; '.join(map(loss_text, self.judgement.broken))} "
+                f"({samples_text(self.judgement)}). Try `tandem build --int4-weights 32`, or leave "
+                "them out; `tandem build --accept-loss` takes them as they are."
+            )
+
 
 def quantize_int4(
     model: ir.Model, samples: Iterable[Sample], block: int, open_model: OpenModel
@@ -72,7 +86,7 @@ def quantize_int4(
     """Quantize the weights of the products of at least MIN_SIDE x MIN_SIDE, in a copy.
 
     `open_model` returns what runs a model for some tensors. Raises BuildError: no product is that
-    large, or there is no sample.
+    large, there is no sample, or a weight or a loss is not finite.
     """
     chosen = list(itertools.islice(samples, MAX_SAMPLES))
     copy = model.clone()
@@ -110,9 +124,13 @@ def quantize_int4(
             _set_weight(copy.graph, product, quantized, names)
             before += 2 * weight.size
             after += weight.size // 2 + _BLOCK_BYTES * quantized.scales.size
-    losses = _losses(open_model(copy, outputs), chosen, truths)
+    run = open_model(copy, outputs)
+    results_of = [{name: np.array(array) for name, array in run(one).items()} for one in chosen]
+    parts = output_parts(model)
+    exact, actual = ([split_outputs(parts, one) for one in each] for each in (truths, results_of))
+    judgement = judge(parts, exact, actual, basis="int4")
     count = sum(len(products) for products in groups.values())
-    return Int4Model(copy, count, scaled, before, after, losses)
+    return Int4Model(copy, count, scaled, before, after, _losses(truths, results_of), judgement)
 
 
 def _products_by_operand(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
@@ -135,11 +153,16 @@ def _products_by_operand(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
 
 
 def _weight(product: ir.Node) -> Array:
-    """Return the weight of a product, (depth, columns)."""
+    """Return the weight of a product, (depth, columns). Raises BuildError: it is not finite."""
     value = product.inputs[1]
     assert value is not None
     assert value.const_value is not None
     array: Array = value.const_value.numpy()
+    if not np.isfinite(array).all():
+        raise BuildError(
+            f"INT4 weights are finite, but {int((~np.isfinite(array)).sum())} numbers of "
+            f"{value.name!r}, the weight of node {product.name!r}, are not; mend the model."
+        )
     return array.T if product.attributes.get_int("transB", 0) else array
 
 
@@ -200,12 +223,13 @@ def _divide(
     """Let products read `value` divided by the factors of its channels."""
     inverse = (1 / factors).astype(np.float32)
     maker = value.producer()
-    readers = {use.node for use in value.uses()}
+    uses = list(value.uses())
     constants = [] if maker is None else [v.const_value if v else None for v in maker.inputs[1:]]
     if (
         maker is not None
         and maker.op_type in _NORMALIZATIONS
-        and readers == set(products)
+        and {use.node for use in uses} == set(products)
+        and all(use.idx == 0 for use in uses)
         and not value.is_graph_output()
         and all(c is not None and c.shape.numpy() == inverse.shape for c in constants)
     ):
@@ -242,14 +266,21 @@ def _set_weight(graph: ir.Graph, product: ir.Node, weight: BlockWeight, names: U
 
 
 def _losses(
-    run: Run, samples: Sequence[Sample], truths: Sequence[Mapping[str, NDArray[Any]]]
+    truths: Sequence[Mapping[str, NDArray[Any]]], results_of: Sequence[Mapping[str, NDArray[Any]]]
 ) -> dict[str, float]:
-    """Return the relative norm of the difference of each output over all samples."""
-    differences = dict.fromkeys(truths[0], 0.0)
-    norms = dict.fromkeys(truths[0], 0.0)
-    for sample, truth in zip(samples, truths, strict=True):
-        results = run(sample)
-        for name, expected in truth.items():
-            differences[name] += float(np.square(results[name].astype(np.float64) - expected).sum())
-            norms[name] += float(np.square(expected.astype(np.float64)).sum())
-    return {name: (differences[name] / max(norms[name], 1e-30)) ** 0.5 for name in differences}
+    """Return the relative norm of the difference of each output over all samples.
+
+    Elements that are not finite in floating point are left out. Raises BuildError: others are not
+    with the weights.
+    """
+    losses = {}
+    for name in truths[0]:
+        pairs = zip(truths, results_of, strict=True)
+        signal, noise = np.sum([powers(truth[name], result[name]) for truth, result in pairs], 0)
+        losses[name] = float(noise / max(signal, 1e-30)) ** 0.5
+        if not np.isfinite(losses[name]):
+            raise BuildError(
+                f"Output {name!r} is finite in floating point, but not with INT4 weights (loss "
+                f"{losses[name]}); leave out `tandem build --int4-weights`."
+            )
+    return losses

@@ -161,25 +161,34 @@ def _refuse_two_sources(options: Build) -> None:
 def _refuse_unused(options: Build) -> None:
     """Refuse options of INT8 that would have no effect."""
     calibration, table = options.calibration, options.ranges.table
+    of_ranges = (
+        ("--save-table", options.ranges.save_table),
+        ("--budget", calibration.budget),
+        ("--keep", calibration.keep),
+        ("--equalise", calibration.equalise),
+        ("--round-weights", calibration.round_weights),
+        ("--bias-correction", calibration.bias_correction),
+        ("--keep-float", calibration.keep_float),
+        ("--method", given("method")),
+    )
+    of_data = (
+        ("--samples", calibration.samples),
+        ("--resume", calibration.resume),
+        ("--workers", calibration.workers),
+        ("--accept-loss", calibration.accept_loss and not table),
+        ("--strict", calibration.preprocess.strict),
+    )
     if options.data is None:
-        rows = (
-            ("--samples", calibration.samples),
-            ("--save-table", options.ranges.save_table),
-            ("--budget", calibration.budget),
-            ("--keep", calibration.keep),
-            ("--resume", calibration.resume),
-            ("--workers", calibration.workers),
-            ("--equalise", calibration.equalise),
-            ("--round-weights", calibration.round_weights),
-            ("--bias-correction", calibration.bias_correction),
-            ("--keep-float", calibration.keep_float),
-            ("--accept-loss", calibration.accept_loss and not table),
-            ("--method", given("method")),
-            ("--strict", calibration.preprocess.strict),
-        )
-        for option, value in rows:
+        for option, value in (*of_ranges, *of_data):
             if value:
                 raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
+    if options.int4_weights is not None:
+        for option, value in of_ranges:
+            if value:
+                raise click.UsageError(
+                    f"{option} is about the ranges of INT8, and --int4-weights measures none; "
+                    "leave out one of them."
+                )
     dummy_ranges = options.ranges.dummy_ranges
     sources = (("--data", options.data), ("--table", table), ("--dummy-ranges", dummy_ranges))
     for option, value in sources:

@@ -158,4 +158,6 @@ class CalibrationOptions:
     keep_float: tuple[str, ...] = option(
         "Keep a node in floating point. Repeatable.", metavar="NODE"
     )
-    accept_loss: bool = option("Go on where INT8 loses more at an output than its limit.")
+    accept_loss: bool = option(
+        "Go on where INT8, or INT4 weights, lose more at an output than its limit."
+    )

@@ -1,7 +1,9 @@
 """Products with weights of 4 bits in blocks of the depth (`toolkit.gpu.kernels.int4`).
 
 Kernels multiply by scales in FP16, so those of a column are stored as shares of its largest, which
-is the column's factor in the epilogue: no weight overflows FP16, and none loses digits that count.
+is the column's factor in the epilogue: no weight overflows FP16. Tiles on matrix units lose digits
+of blocks whose share is below 2**-14 (6.1e-5), and take those below 2**-25 (3e-8) as 0. That counts
+only where such blocks multiply numbers that are larger than those of others by as much.
 """
 
 from collections.abc import Mapping
@@ -19,11 +21,10 @@ from toolkit.gpu.ir.view import View
 from toolkit.gpu.schedule.int4_tiles import SPAN, int4_tiles
 from toolkit.gpu.schedule.tiles import Tile
 from toolkit.gpu.shapes.sizes import ceil_div, fixed
-from toolkit.graph.block_weights import BlockWeight
+from toolkit.graph.block_weights import SYMMETRIC_ZERO, BlockWeight
 
 GROUPS = (16, 32, 64, 128, 256)  # block sizes that kernels take
 _PADDED = 256  # the depth of words: a multiple of every step
-_SYMMETRIC_ZERO = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def _packed(ctx: LoweringContext, weight: BlockWeight) -> Int4Weights:
     scales, zeros = (np.zeros((groups, columns), np.float32) for _ in range(2))
     scales[: len(weight.scales)] = weight.scales / factors
     zeros[: len(weight.zeros)] = weight.zeros
-    symmetric = bool((weight.zeros == _SYMMETRIC_ZERO).all())
+    symmetric = bool((weight.zeros == SYMMETRIC_ZERO).all())
     return Int4Weights(
         ctx.weights.pack(words.reshape(columns, -1), "int16"),
         ctx.weights.pack(scales, "float32"),

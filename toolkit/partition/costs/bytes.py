@@ -16,8 +16,12 @@ def tensor_bytes(tensor: TensorView, precision: Precision) -> int | None:
     return tensor.elements * width
 
 
-def moved_bytes(kernel: FusedKernel, precision: Precision) -> tuple[int, int]:
+def moved_bytes(
+    kernel: FusedKernel, precision: Precision, *, int4: bool = False
+) -> tuple[int, int]:
     """Return the bytes that a kernel reads and writes, with weights.
+
+    `int4`: it reads weights of 4 bits as they are, else as floating point.
 
     A Concat copies only the inputs that cannot be written in place. Unknown shapes count 0.
     """
@@ -30,7 +34,9 @@ def moved_bytes(kernel: FusedKernel, precision: Precision) -> tuple[int, int]:
     read = total(kernel.reads)
     if kernel.kind == "copy":
         return read, read
-    return read + total(kernel.constants), total(kernel.writes)
+    packed = [c.packed_bytes if int4 else None for c in kernel.constants]
+    plain = tuple(c for c, size in zip(kernel.constants, packed, strict=True) if size is None)
+    return read + total(plain) + sum(size or 0 for size in packed), total(kernel.writes)
 
 
 def known_shape(shape: tuple[Dim, ...] | None) -> tuple[int, ...] | None:

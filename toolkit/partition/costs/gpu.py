@@ -154,16 +154,21 @@ class TimeShares(NamedTuple):
     plain: float
 
 
-def gpu_work(kernels: Sequence[FusedKernel], precision: Precision) -> GpuWork:
-    """Return the work of kernels at a precision; "free" kernels have none."""
-    rows = [_work_of(kernel, precision) for kernel in kernels]
+def gpu_work(
+    kernels: Sequence[FusedKernel], precision: Precision, *, int4: bool = False
+) -> GpuWork:
+    """Return the work of kernels at a precision; "free" kernels have none.
+
+    `int4`: as for `moved_bytes`.
+    """
+    rows = [_work_of(kernel, precision, int4) for kernel in kernels]
     columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(GpuWork))).T
     return GpuWork(*columns)
 
 
-def _work_of(kernel: FusedKernel, precision: Precision) -> tuple[float, ...]:
+def _work_of(kernel: FusedKernel, precision: Precision, int4: bool) -> tuple[float, ...]:
     view = kernel.head
-    moved = float(sum(moved_bytes(kernel, precision)))
+    moved = float(sum(moved_bytes(kernel, precision, int4=int4)))
     launched = (moved, float(kernel.launches if kernel.kind != "free" else 0))
     if kernel.kind != "matrix":
         return (*NO_GEMM, *launched)

@@ -9,6 +9,7 @@ from device.profile import Gpu, PowerMode, Profile
 
 Generation = Literal["v1", "v2"]
 TENSOR_FLOAT32 = 80  # the first SM with TF32, which TensorRT uses for FP32 unless told not to
+INT4_SM = 80  # the first SM whose kernels read weights of 4 bits
 TENSOR_FLOAT32_SHARE = 0.5  # of the FP16 rate: NVIDIA A100 whitepaper, 156 against 312 TFLOPS
 
 

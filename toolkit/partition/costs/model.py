@@ -45,7 +45,7 @@ from toolkit.partition.costs.gpu import (
     time_parts,
     time_shares,
 )
-from toolkit.partition.costs.hardware import Hardware, hardware
+from toolkit.partition.costs.hardware import INT4_SM, Hardware, hardware
 from toolkit.partition.costs.measured import Measured, check_measured
 
 Bound = Literal["compute", "memory", "launch", "nothing", "measured"]
@@ -107,6 +107,8 @@ class CostModel:
         self._board = hardware(profile, power_mode)
         self._constants = load_costs()
         self._launch = LAUNCH_OF[executor]
+        own_kernels = self._launch != "each"
+        self._int4 = precision == "fp16" and own_kernels and self._board.sm >= INT4_SM
         self._kernels = fuse(self._views, copy_shared=self._launch == "each")
         self._idle = idle_power(profile.name)
         self._rows: dict[Processor, Mapping[str, NodeCost]] = {}
@@ -163,7 +165,7 @@ class CostModel:
             board_fitted=board.name in constants.fitted_devices,
             generation_fitted=board.sm in constants.fitted_sms,
         )
-        work = gpu_work(self._kernels, self._precision)
+        work = gpu_work(self._kernels, self._precision, int4=self._int4)
         parts = np.sum(time_parts(work, self._gpu_times(self._kernels)), axis=1)
         figure = ErrorRow(board.sm, self._precision, batch, time_shares(parts))
         return gpu_errors().spread(figure, apart)
@@ -262,7 +264,8 @@ class CostModel:
         parameters = energy_parameters(self._constants)
         rows = []
         for index, kernel in enumerate(kernels):
-            read, written = moved_bytes(kernel, self._precision)
+            int4 = self._int4 and processor == "gpu"
+            read, written = moved_bytes(kernel, self._precision, int4=int4)
             time = float(times.total[index])
             energy = power * time * 1e-3 + work_mj(
                 self._board,
@@ -278,7 +281,7 @@ class CostModel:
         return rows
 
     def _gpu_times(self, kernels: Sequence[FusedKernel]) -> Times:
-        work = gpu_work(kernels, self._precision)
+        work = gpu_work(kernels, self._precision, int4=self._int4)
         rates = GpuRates.of(self._board, self._precision, self._launch)
         return gpu_times(work, rates, gpu_parameters(self._constants))
 

@@ -15,13 +15,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from toolkit.errors import ImportModelError
-from toolkit.graph.block_weights import BlockTensor, BlockWeight, is_storable
+from toolkit.graph.block_weights import SYMMETRIC_ZERO, BlockTensor, BlockWeight, is_storable
 from toolkit.graph.rewriter import UniqueNames
 from toolkit.quantize.qdq.nodes import constant_of, is_dequantize, quant_params_of
 
 MATMUL_N_BITS = "MatMulNBits"
 _BITS = 4
-_SYMMETRIC_ZERO = 8  # of integers from 0 to 15
 _FIRST_SIGNED = {ir.DataType.INT4: -8, ir.DataType.UINT4: 0}  # what the integer 0 is stored as
 _READERS = ("MatMul", "Gemm")
 
@@ -67,7 +66,17 @@ def _has_blocks(node: ir.Node, *, keep_qdq: bool) -> bool:
 
 
 def _replace_product(graph: ir.Graph, node: ir.Node, names: UniqueNames) -> str | None:
-    """Replace a MatMulNBits; return why it has another form."""
+    """Replace a MatMulNBits; return why it has another form.
+
+    Raises ImportModelError: its weights are packed for a kernel of onnxruntime, or do not fit.
+    """
+    prepacked = node.attributes.get_int("weight_prepacked", 0)
+    if prepacked:
+        raise ImportModelError(
+            f"Node {node.name!r} ({MATMUL_N_BITS}) has weight_prepacked={prepacked}: its weights "
+            "are in the order of a kernel of onnxruntime, not in that of the operator; export the "
+            "model without it."
+        )
     packed, scales, zeros, order, bias = (*node.inputs[1:], *(None,) * 5)[:5]
     bits = node.attributes.get_int("bits", _BITS)
     operands = [value for value in (packed, scales, zeros) if value is not None]
@@ -129,7 +138,7 @@ def _unpacked(
     assert packed is not None
     assert scales is not None
     integers = _nibbles(packed.reshape(columns, -1))[:, :depth]
-    offsets = np.full((columns, blocks), _SYMMETRIC_ZERO, np.uint8)
+    offsets = np.full((columns, blocks), SYMMETRIC_ZERO, np.uint8)
     if zeros is not None:
         offsets = _nibbles(zeros.reshape(columns, zero_bytes))[:, :blocks]
     return BlockWeight(
@@ -148,29 +157,38 @@ def _nibbles(packed: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _replace_dequantize(graph: ir.Graph, node: ir.Node, names: UniqueNames) -> bool:
     """Replace a DequantizeLinear of a weight of 4 bits; return False where it is none."""
-    weight = _dequantized(node)
+    weight, dtype = _dequantized(node), _result_dtype(node)
     axis, result = node.attributes.get_int("axis", 1) % 2, node.outputs[0]
     uses = list(result.uses())
     transposes = [use.node for use in uses if use.node.op_type == "Transpose"]
-    if weight is None or result.is_graph_output() or not uses:
+    if weight is None or dtype is None or result.is_graph_output() or not uses:
         return False
     if transposes:
         (result, *more) = (transpose.outputs[0] for transpose in transposes)
-        if more or len(uses) > 1 or result.is_graph_output():
+        if more or len(uses) > 1 or result.is_graph_output() or not _turns(transposes[0]):
             return False
         axis = 1 - axis
     if not all(_depth_axis(use.node, use.idx) == axis for use in result.uses()):
         return False
-    source = node.inputs[1]
-    assert source is not None
-    assert source.dtype is not None
-    tensor = BlockTensor(
-        weight, source.dtype, names.take(f"{node.name}_weight"), transposed=axis == 1
-    )
+    tensor = BlockTensor(weight, dtype, names.take(f"{node.name}_weight"), transposed=axis == 1)
     result.replace_all_uses_with(_constant(graph, tensor))
     for old in (*transposes, node):
         graph.remove(old, safe=True)
     return True
+
+
+def _result_dtype(node: ir.Node) -> ir.DataType | None:
+    """Return the type of what a DequantizeLinear computes; None where no weight may have it."""
+    scale = node.inputs[1]
+    stated = node.attributes.get_int("output_dtype", 0)  # since opset 23
+    dtype = ir.DataType(stated) if stated else scale.dtype if scale is not None else None
+    return dtype if is_storable(dtype) else None
+
+
+def _turns(transpose: ir.Node) -> bool:
+    """Whether a Transpose of a matrix exchanges its axes."""
+    permutation = transpose.attributes.get_ints("perm", (1, 0))
+    return transpose.domain == "" and tuple(permutation) == (1, 0)
 
 
 def _dequantized(node: ir.Node) -> BlockWeight | None:
