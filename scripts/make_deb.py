@@ -15,8 +15,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import Parser
 from email.utils import formatdate
@@ -211,7 +212,7 @@ def files_of(contents: Contents) -> dict[str, tuple[bytes, int]]:
         f"usr/bin/{NAME}": (command_text(USER).encode(), 0o755),
         f"usr/share/man/man1/{NAME}.1.gz": (_packed(manual), 0o644),
         f"{documents}/changelog.gz": (_packed(changelog_text(contents)), 0o644),
-        f"{documents}/copyright": (copyright_text(contents.wheels).encode(), 0o644),
+        f"{documents}/copyright": (copyright_text(contents).encode(), 0o644),
     }
 
 
@@ -269,11 +270,11 @@ def changelog_text(contents: Contents) -> str:
     )
 
 
-def copyright_text(wheels: Iterable[Path]) -> str:
+def copyright_text(contents: Contents) -> str:
     """Return the licences of all wheels, as each declares its own."""
-    rows = "".join(f"  {path.name}\n    {_licence(path)}\n" for path in wheels)
+    rows = "".join(f"  {path.name}\n    {_licence(path)}\n" for path in contents.wheels)
     return (
-        "Copyright: the Tandem authors\n"
+        f"Copyright (C) {time.gmtime(contents.epoch_s).tm_year} the Tandem authors\n"
         "License: Apache-2.0, see /usr/share/common-licenses/Apache-2.0\n\n"
         f"The wheels in /{WHEELS} are archives of their projects as\n"
         "published; each has its copyright notices and licence texts in its .dist-info:\n\n"

@@ -250,7 +250,9 @@ CALLS = "cat /root/systemctl.log 2>/dev/null || true; rm -f /root/systemctl.log"
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_install_upgrade_remove_and_purge(debian: Debian) -> None:
-    debian.run("rm -rf /opt/tandem* /etc/tandem /var/lib/tandem; dpkg -i /packages/first.deb")
+    debian.run(
+        "rm -rf /opt/tandem* /etc/tandem /var/lib/tandem; dpkg --no-triggers -i /packages/first.deb"
+    )
     assert debian.run("readlink /opt/tandem") == "tandem-a\n"
     assert "usage: tandem-agent" in debian.run("tandem-agent --help")
     assert debian.run("stat -c '%a %U:%G' /etc/tandem/agent.toml") == "640 root:tandem\n"
@@ -262,7 +264,7 @@ def test_install_upgrade_remove_and_purge(debian: Debian) -> None:
     # The fleet has installed another version, and the operator has changed agent.toml.
     debian.run("echo '# mine' >> /etc/tandem/agent.toml")
     write_versions(debian, "10.0-0123456789ab")
-    debian.run("dpkg -i /packages/second.deb")
+    debian.run("dpkg --no-triggers -i /packages/second.deb")
     assert "# mine" in debian.run("cat /etc/tandem/agent.toml")
     assert debian.run("stat -c '%a %U:%G' /etc/tandem/agent.toml") == "640 root:tandem\n"
     assert debian.run("ls -d /opt/tandem*") == "/opt/tandem\n/opt/tandem-b\n"
@@ -272,19 +274,19 @@ def test_install_upgrade_remove_and_purge(debian: Debian) -> None:
     assert "10.0-0123456789ab" in debian.run("cat /var/lib/tandem/agent/versions.json")
     # An older one gives way to that of the package.
     write_versions(debian, "9.0-0123456789ab")
-    debian.run("dpkg --force-confold -i /packages/second.deb")
+    debian.run("dpkg --no-triggers --force-confold -i /packages/second.deb")
     assert debian.run("ls -A /var/lib/tandem/agent") == ""
     assert debian.run("readlink /opt/tandem") == "tandem-a\n"
     debian.run(CALLS)
 
-    debian.run("dpkg --remove tandem-agent")
+    debian.run("dpkg --no-triggers --remove tandem-agent")
     assert "stop tandem-agent.service" in debian.run(CALLS)
     assert debian.run("ls -d /var/lib/tandem /etc/tandem/agent.toml").split() == [
         "/etc/tandem/agent.toml",
         "/var/lib/tandem",
     ]
     debian.run("ls -d /opt/tandem*", status=2)
-    debian.run("dpkg --purge tandem-agent")
+    debian.run("dpkg --no-triggers --purge tandem-agent")
     debian.run("ls -d /var/lib/tandem /etc/tandem", status=2)
     debian.run("test -e /etc/systemd/system/multi-user.target.wants/tandem-agent.service", status=1)
     assert debian.run("id -un tandem") == "tandem\n"
@@ -303,10 +305,13 @@ def write_versions(debian: Debian, current: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_failed_upgrade_leaves_the_environment_that_runs(debian: Debian) -> None:
-    debian.run("rm -rf /opt/tandem* /etc/tandem /var/lib/tandem; dpkg -i /packages/first.deb")
-    debian.run("dpkg --unpack /packages/second.deb; rm /usr/lib/tandem-agent/wheels/rich-*.whl")
-    debian.run("dpkg --configure tandem-agent", status=1)
+    debian.run(
+        "rm -rf /opt/tandem* /etc/tandem /var/lib/tandem; dpkg --no-triggers -i /packages/first.deb"
+    )
+    debian.run("dpkg --no-triggers --unpack /packages/second.deb")
+    debian.run("rm /usr/lib/tandem-agent/wheels/rich-*.whl")
+    debian.run("dpkg --no-triggers --configure tandem-agent", status=1)
     assert debian.run("readlink /opt/tandem") == "tandem-a\n"
     assert "usage: tandem-agent" in debian.run("tandem-agent --help")
-    debian.run("dpkg -i /packages/second.deb")
+    debian.run("dpkg --no-triggers -i /packages/second.deb")
     assert debian.run("ls -d /opt/tandem*") == "/opt/tandem\n/opt/tandem-b\n"
