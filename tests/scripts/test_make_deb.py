@@ -159,15 +159,19 @@ mount -t proc proc root/proc
 mount -t tmpfs tmpfs root/run
 mkdir -p root/run/systemd/system root/packages
 mount --bind {packages} root/packages
+mv root/usr/bin/systemctl root/usr/bin/real-systemctl
 cp systemctl root/usr/bin/systemctl
 rm -f root/usr/sbin/policy-rc.d
 echo ready
 exec sleep infinity
 """
 SYSTEMCTL = r"""#!/bin/sh
-# Double of systemctl: no systemd runs here. It notes what it is told.
+# Double of systemctl: no systemd runs here. It notes what it is told; links of units are real.
 echo "$*" >> /root/systemctl.log
-case $* in *is-*) exit 1 ;; esac
+case $* in
+    *preset*) exec real-systemctl "$@" ;;
+    *is-*) exit 1 ;;
+esac
 """
 
 
@@ -268,8 +272,8 @@ def test_install_upgrade_remove_and_purge(debian: Debian) -> None:
     assert "# mine" in debian.run("cat /etc/tandem/agent.toml")
     assert debian.run("stat -c '%a %U:%G' /etc/tandem/agent.toml") == "640 root:tandem\n"
     assert debian.run("ls -d /opt/tandem*") == "/opt/tandem\n/opt/tandem-b\n"
-    shown = debian.run("/opt/tandem/bin/python -m pip --disable-pip-version-check list")
-    assert "tandem-edge    9.1" in shown
+    shown = debian.run("/opt/tandem/bin/python -m pip --disable-pip-version-check list --format=freeze")
+    assert "tandem-edge==9.1" in shown.splitlines()
     assert "try-restart tandem-agent.service" in debian.run(CALLS)
     assert "10.0-0123456789ab" in debian.run("cat /var/lib/tandem/agent/versions.json")
     # An older one gives way to that of the package.
