@@ -272,7 +272,8 @@ def test_install_upgrade_remove_and_purge(debian: Debian) -> None:
     assert "# mine" in debian.run("cat /etc/tandem/agent.toml")
     assert debian.run("stat -c '%a %U:%G' /etc/tandem/agent.toml") == "640 root:tandem\n"
     assert debian.run("ls -d /opt/tandem*") == "/opt/tandem\n/opt/tandem-b\n"
-    shown = debian.run("/opt/tandem/bin/python -m pip --disable-pip-version-check list --format=freeze")
+    pip = "/opt/tandem/bin/python -m pip --disable-pip-version-check"
+    shown = debian.run(f"{pip} list --format=freeze")
     assert "tandem-edge==9.1" in shown.splitlines()
     assert "try-restart tandem-agent.service" in debian.run(CALLS)
     assert "10.0-0123456789ab" in debian.run("cat /var/lib/tandem/agent/versions.json")
