@@ -19,6 +19,7 @@ debian_packages=(
     mosquitto-clients
     openssh-client
     openssh-server
+    lintian
     lrzsz
     faketime
     ffmpeg
@@ -33,6 +34,7 @@ debian_packages=(
     gstreamer1.0-python3-plugin-loader
     python3-gst-1.0
     python3-gi
+    python3-venv
     docker-registry
     nats-server
     postgresql

@@ -84,7 +84,7 @@ def unit_text(user: str, groups: tuple[str, ...]) -> str:
 def command_text(user: str) -> str:
     """Return the command of the PATH: `control` runs as the agent's user, whose socket it is."""
     return f"""#!/bin/sh
-# Written by `tandem board init`.
+# `control` speaks to the agent by a socket that is its user's alone.
 if [ "$1" = control ] && [ "$(id -un)" != {user} ]; then
     if [ "$(id -u)" = 0 ]; then exec runuser -u {user} -- {AGENT} "$@"; fi
     exec sudo -n -u {user} {AGENT} "$@"
