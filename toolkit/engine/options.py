@@ -23,7 +23,8 @@ class BuildOptions:
 
     `precision`: None is int8 with `data` or `table` and of a Q/DQ model, else fp16 (fp32 without a
     GPU). A Q/DQ model brings its INT8 ranges, unless there are `data`, `table` or `dummy_ranges`.
-    Nodes on the GPU stay in FP16 where INT8 saves no time, unless "int8" is asked for. "best" is
+    Nodes on the GPU stay in FP16 where INT8 saves no time, unless "int8" is asked for or the ranges
+    are those of a Q/DQ model or a TensorRT cache, at which FP16 would not clip. "best" is
     None, but nodes that lose accuracy in INT8 stay in floating point, too
     (`toolkit.partition.best_precision`).
     `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
