@@ -200,6 +200,7 @@ def test_the_q_dq_of_a_model_stay_beside_the_weights(
     ("change", "words"),
     [
         ({"precision": "int8"}, "INT4 weights are those of FP16 engines, not of int8"),
+        ({"save_table": "t.json"}, "INT4 weights measure no ranges that a table could hold"),
         ({"data": None}, "INT4 weights are chosen by what the model computes on samples"),
     ],
 )

@@ -120,6 +120,11 @@ def _refuse_int4(options: BuildOptions) -> None:
             "INT4 weights are chosen by what the model computes on samples: give some with "
             "`tandem build --data`."
         )
+    if options.save_table is not None:
+        raise BuildError(
+            "INT4 weights measure no ranges that a table could hold: do not save one, or leave out "
+            "`tandem build --int4-weights`."
+        )
 
 
 def _wants_int8(options: BuildOptions) -> bool:
