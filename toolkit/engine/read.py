@@ -123,8 +123,8 @@ def _refuse_int4(options: BuildOptions) -> None:
         )
     if options.save_table is not None:
         raise BuildError(
-            "INT4 weights measure no ranges that a table could hold: leave out one of `tandem "
-            "build --int4-weights` and --save-table."
+            "INT4 weights measure no ranges that a table could hold: do not save one, or leave out "
+            "`tandem build --int4-weights`."
         )
 
 
