@@ -118,11 +118,11 @@ def test_factors_that_nothing_takes_are_a_product_of_their_own(rng: np.random.Ge
     proto = _model(rng)
     proto.graph.output.append(helper.make_tensor_value_info("n", onnx.TensorProto.FLOAT, [4, SIZE]))
     model, samples = _graph(proto), _samples(rng)
-    made = quantize_int4(model, samples, 32, ActivationRunner)
-    kinds = [node.op_type for node in made.model.graph]
+    int4 = quantize_int4(model, samples, 32, ActivationRunner)
+    kinds = [node.op_type for node in int4.model.graph]
     assert kinds[:4] == ["LayerNormalization", "Mul", "MatMul", "MatMul"]
-    assert made.losses["n"] == 0
-    assert _error(made.model, model, samples) < 0.2
+    assert int4.losses["n"] == 0
+    assert _error(int4.model, model, samples) < 0.2
 
 
 def test_a_gemm_that_adds_its_operand_adds_it_unscaled(rng: np.random.Generator) -> None:
@@ -134,13 +134,13 @@ def test_a_gemm_that_adds_its_operand_adds_it_unscaled(rng: np.random.Generator)
         helper.make_node("LayerNormalization", ["x", "gamma"], ["n"], "norm", axis=-1),
         helper.make_node("Gemm", ["n", "w", "n"], ["y"], "gemm"),
     ]
-    made = quantize_int4(
+    int4 = quantize_int4(
         _graph(_proto(nodes, constants, SIZE)), _samples(rng), 32, ActivationRunner
     )
-    assert made.scaled == 1
-    kinds = [node.op_type for node in made.model.graph]
+    assert int4.scaled == 1
+    kinds = [node.op_type for node in int4.model.graph]
     assert kinds == ["LayerNormalization", "Mul", "Gemm"]
-    assert made.losses["y"] < 0.2
+    assert int4.losses["y"] < 0.2
 
 
 @pytest.mark.parametrize("precision", [[], ["--precision", "fp16"]])

@@ -189,14 +189,14 @@ class _Graph:
             for tensor in (*row.inputs, *row.outputs)
             if tensor is not None
         }
-        made = [
+        results = [
             value
             for node in self._model.graph
             if not _moves(node)
             for value in node.outputs
             if str(node.name) in self._on_gpu
         ]
-        for value in (*self._model.graph.inputs, *made):
+        for value in (*self._model.graph.inputs, *results):
             tensor = known.get(str(value.name))
             if tensor is not None and tensor.is_float:
                 yield self._stored(value, tensor)
