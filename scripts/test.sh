@@ -58,6 +58,10 @@ if (($# == 0)); then
     cores=$(nproc)
     # A test that fails runs once more, with the same numbers of the fixture rng. A race with a busy
     # machine may pass then; it stands in the summary as RERUN.
-    set -- -n "$((cores < 4 ? 2 * cores : 8))" --dist worksteal --reruns 1 -raR
+    # The limit of time of pyproject.toml counts for each of the two; one that hangs where no signal
+    # reaches it ends its worker, which says where.
+    set -- -n "$((cores < 4 ? 2 * cores : 8))" --dist worksteal --reruns 1 -raR \
+        -o timeout_func_only=true \
+        -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 fi
 exec .venv/bin/python -m pytest -m "not slow and not gpu and not jetson" "$@"
