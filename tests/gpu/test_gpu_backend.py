@@ -1,8 +1,5 @@
 """The tests of the ONNX backend suite that pass on the GPU path pass again, and no others do."""
 
-import fcntl
-import os
-import pickle
 from pathlib import Path
 
 import gpu_interpreter
