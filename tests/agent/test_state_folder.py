@@ -104,12 +104,12 @@ def no_hang() -> Iterator[None]:
         raise AssertionError(f"it hung for {HANG_S:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    whole_test = signal.setitimer(signal.ITIMER_REAL, HANG_S)  # pytest-timeout's, if it has one
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *whole_test)
 
 
 def use(root: Path, folder: Path) -> None:

@@ -1,11 +1,12 @@
 """The tests of the ONNX backend suite that pass on the GPU path pass again, and no others do."""
 
-from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import gpu_interpreter
 import pytest
+from backend_fixtures import stored_case, stored_cases
 
-from scripts.backend_suite import Case, Outcome, load_cases, run_case, with_parameters
+from scripts.backend_suite import Outcome, load_cases, run_case, with_parameters
 from scripts.onnx_backend import (
     PASSING,
     QUICK_S,
@@ -22,8 +23,8 @@ LISTED = {line.split()[0]: line.split()[1:] for line in PASSING.read_text().spli
 
 
 @pytest.fixture(scope="module")
-def suite() -> Mapping[str, Callable[[], Case]]:
-    return load_cases()
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored_cases(tmp_path_factory)
 
 
 EACH = 3  # of so many quick tests one runs always, in the order of their names
@@ -36,8 +37,8 @@ def named(at: int, name: str) -> object:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [named(*row) for row in enumerate(LISTED)])
-def test_a_listed_test_passes(name: str, suite: Mapping[str, Callable[[], Case]]) -> None:
-    case = suite[name]()
+def test_a_listed_test_passes(name: str, stored: Path) -> None:
+    case = stored_case(stored / name)
     if "constants" in LISTED[name]:
         fixed = with_parameters(case)
         assert fixed is not None
@@ -48,8 +49,8 @@ def test_a_listed_test_passes(name: str, suite: Mapping[str, Callable[[], Case]]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_test_that_passes_is_listed(suite: Mapping[str, Callable[[], Case]]) -> None:
-    unlisted = {name: read for name, read in suite.items() if name not in LISTED}
+def test_a_test_that_passes_is_listed() -> None:
+    unlisted = {name: read for name, read in load_cases().items() if name not in LISTED}
     results = {name: run_case(read(), gpu_interpreter.run) for name, read in unlisted.items()}
     assert [name for name, one in results.items() if one.status == "passed"] == []
 

@@ -19,6 +19,8 @@ from toolkit.errors import WorkersError
 from toolkit.quantize.ranges import shards
 from toolkit.workers import open_workers
 
+WAIT_S = 120.0
+
 
 @pytest.fixture(autouse=True)
 def _distributed() -> None:
@@ -48,7 +50,9 @@ def start_worker(address: str) -> "subprocess.Popen[bytes]":
 
 def kill_after_a_shard(worker: "subprocess.Popen[bytes]", stored: Path) -> None:
     """Ends a worker once the first result is in, while most shards are still to do."""
+    end_s = time.monotonic() + WAIT_S
     while not any(stored.glob("*/*")):
+        assert time.monotonic() < end_s, "no shard was done"
         time.sleep(0.002)
     worker.kill()
     worker.wait()

@@ -1,5 +1,7 @@
 """Fine-tuning sees the engine's numbers: on a DLA all, elsewhere all but those next to a half."""
 
+import copy
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +84,14 @@ def ranges_of(module: torch.nn.Module, profile: str) -> tandem.CalibrationTable:
 
 def prepared(
     kind: type[torch.nn.Module], profile: str, options: tandem.BuildOptions | None = None
+) -> torch.nn.Module:
+    """Return a network to train, the same in each test."""
+    return copy.deepcopy(_prepared(kind, profile, options))
+
+
+@functools.cache
+def _prepared(
+    kind: type[torch.nn.Module], profile: str, options: tandem.BuildOptions | None
 ) -> torch.nn.Module:
     torch.manual_seed(0)
     module = kind().eval()

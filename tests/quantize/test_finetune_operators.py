@@ -1,12 +1,11 @@
 """Operators of fine-tuning against ONNX's own node tests, and against onnxruntime."""
 
-import warnings
-
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from backend_fixtures import stored_case, stored_cases
 from onnx import TensorProto, helper
 
 from device.dla_emulator.segment_graph import Node
@@ -33,16 +32,14 @@ def agree(
     )
 
 
-def test_node_tests_of_onnx_are_computed_or_refused() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnx.backend.test.case.node import collect_testcases
-
-        cases = collect_testcases(None)
+def test_node_tests_of_onnx_are_computed_or_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     equal, refused = set(), set()
-    for case in cases:
+    for path in sorted((stored_cases(tmp_path_factory) / "node").iterdir()):
+        case = stored_case(path)
         node, *rest = case.model.graph.node
-        inputs, outputs = case.data_sets[0]
+        inputs, outputs = case.data[0]
         if rest or node.domain or node.op_type not in OPERATORS:
             continue
         arrays = [*inputs, *outputs]

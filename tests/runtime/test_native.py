@@ -144,7 +144,7 @@ def test_another_profile_and_a_missing_library_are_refused(native: Native, tmp_p
 def test_verdicts_on_damaged_files_are_those_of_the_python_reader(
     native: Native, tmp_path: Path
 ) -> None:
-    compare_verdicts(native, tmp_path, range(1000))
+    compare_verdicts(native, tmp_path, range(300))
 
 
 @pytest.mark.slow
