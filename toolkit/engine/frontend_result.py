@@ -18,7 +18,7 @@ from toolkit.partition.best_precision import kept_nodes
 from toolkit.partition.costs.measured import Measured, faster_on_gpu
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.options import PlanOptions
-from toolkit.partition.prepare_graph import Prepared
+from toolkit.partition.prepared import Prepared
 from toolkit.progress import Progress
 from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.measure import Ranges
