@@ -335,18 +335,25 @@ class Agent:
     def _on_desired(
         self, payload: bytes, repository: str = "", *, sideloaded: bool = False
     ) -> None:
-        """Take a desired document. `repository`: where its metadata are, if elsewhere;
-        `sideloaded`: somebody brought it to the board."""
-        try:
-            desired, signed = open_desired(payload) if payload else (None, None)
-        except ValueError as error:
-            self._desired_problem = (
-                f"the desired document is not understood and changes nothing: {error}"
-            )
+        """Take a desired document that nobody waits for: what is wrong with it is reported."""
+        self._desired_problem = self._take(payload, repository, sideloaded=sideloaded)
+        if self._desired_problem:
             LOG.error("%s", self._desired_problem)
-            return
+
+    def _take(self, payload: bytes, repository: str, bundle: str = "", *, sideloaded: bool) -> str:
+        """Follow a desired document; return what is wrong with it. `repository`: where its metadata
+        are, `bundle`: its file, if elsewhere; `sideloaded`: somebody brought it to the board."""
+        try:  # an empty one on the broker withdraws it
+            desired, signed = open_desired(payload) if payload or sideloaded else (None, None)
+        except ValueError as error:
+            return f"the desired document is not understood and changes nothing: {error}"
+        if bundle and desired is not None:
+            sources = (bundle, *desired.release.sources)
+            release = msgspec.structs.replace(desired.release, sources=sources)
+            desired = msgspec.structs.replace(desired, release=release)
         self._desired_problem, self._desired, self._sideloaded = "", desired, sideloaded
         self._follow(self._verdict(payload, signed, repository))
+        return ""
 
     def _follow(self, verdict: Verdict) -> None:
         """Follow the desired document; one about the agent leaves the pipeline as it is."""
@@ -358,7 +365,7 @@ class Agent:
         else:
             self._updater.on_desired(desired, verdict, sideloaded=self._sideloaded)
 
-    def _verdict(self, payload: bytes, signed: Signed | None, repository: str = "") -> Verdict:
+    def _verdict(self, payload: bytes, signed: Signed | None, repository: str) -> Verdict:
         """Return what is known of a desired document by now."""
         if signed is not None:
             return self._verification.take(payload, time.monotonic(), repository)
@@ -400,19 +407,9 @@ class Agent:
 
     def _install(self, ask: Install) -> str:
         """Follow a desired document whose bundle is on this disk; return what is wrong with it."""
-        payload = ask.desired.encode()
-        try:
-            desired, signed = open_desired(payload)
-        except ValueError as error:
-            return f"the desired document is not understood and changes nothing: {error}"
-        if ask.bundle:
-            sources = (ask.bundle, *desired.release.sources)
-            release = msgspec.structs.replace(desired.release, sources=sources)
-            desired = msgspec.structs.replace(desired, release=release)
-        self._desired_problem, self._desired, self._handed_over = "", desired, True
-        self._sideloaded = True
-        self._follow(self._verdict(payload, signed, ask.repository))
-        return ""
+        problem = self._take(ask.desired.encode(), ask.repository, ask.bundle, sideloaded=True)
+        self._handed_over |= not problem
+        return problem
 
     def _switch(self, ask: SwitchAgent) -> str:
         """End, so that another version of the agent is tried; return why that is not done."""

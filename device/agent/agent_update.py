@@ -121,8 +121,8 @@ class AgentUpdate:
         parts = os.listdir(self._folder) if self._folder.exists() else [""]
         part = "".join(parts[:1]).lstrip(".")[:12]  # all are of one download
         staged = self._trial.versions.staged.rpartition("-")[2]
-        for other in {part, staged} - {"", self._bundle}:
-            self._trial.discard(other)
+        for unused in {part, staged} - {"", self._bundle}:
+            self._trial.discard(unused)
         if part not in ("", self._bundle):
             self._remove_download()
 

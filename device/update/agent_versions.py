@@ -90,13 +90,13 @@ def at_start(versions: AgentVersions, usable: Callable[[str], bool]) -> tuple[Ag
     """Return the versions as they must be on the disk before the start, and which one to start."""
     if versions.trial and versions.starts == 0 and usable(versions.trial):
         return replace(versions, starts=1), versions.trial
-    kept, name = _start_kept(versions, usable)
+    started, name = _start_kept(versions, usable)
     if versions.trial and versions.starts:
         reason = f"it ended, or did not bring back what ran before within {versions.limit_s:g} s"
-        kept = give_up(kept, reason)
+        started = give_up(started, reason)
     elif versions.trial:
-        kept = give_up(kept, "its environment is not whole")
-    return kept, name
+        started = give_up(started, "its environment is not whole")
+    return started, name
 
 
 def _start_kept(

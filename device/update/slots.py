@@ -264,8 +264,8 @@ def give_up_active(state: SlotState, reason: str, at: str = "", *, request: str 
 
     `request`: the one that asked for it last, if not the first.
     """
-    other, failed = state.record(state.idle), state.record(state.active)
-    if state.active is None or failed is None or other is None or not other.good:
+    earlier, failed = state.record(state.idle), state.record(state.active)
+    if state.active is None or failed is None or earlier is None or not earlier.good:
         raise ValueError("there is no good release to go back to")
     _require(state.trial is None, "a slot is on trial")
     state = _with_record(state, state.active, msgspec.structs.replace(failed, good=False))

@@ -25,7 +25,7 @@ from toolkit.engine.target import choose_target
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.partition.best_precision import GpuNodes, idle_nodes
+from toolkit.partition.best_precision import GpuNodes, no_gain_nodes
 from toolkit.partition.costs.measured import Measured, MeasuredTime, measured_in_both
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.options import PlanOptions
@@ -43,10 +43,10 @@ def graph_of(path: Path) -> ir.Model:
     return graph
 
 
-def idle_on(graph: ir.Model, profile: str, times: tuple[Measured, ...] = ()) -> dict[str, str]:
+def no_gain_on(graph: ir.Model, profile: str, times: tuple[Measured, ...] = ()) -> dict[str, str]:
     """The nodes that INT8 does not speed up, where the GPU has all of them."""
     nodes = GpuNodes([str(node.name) for node in graph.graph], times=times)
-    return idle_nodes(graph, nodes, load_profile(profile), None)
+    return no_gain_nodes(graph, nodes, load_profile(profile), None)
 
 
 def chain(tmp_path: Path, rng: np.random.Generator, channels: int, size: int, group: int) -> Path:
@@ -65,14 +65,14 @@ def chain(tmp_path: Path, rng: np.random.Generator, channels: int, size: int, gr
 
 
 def test_nodes_bound_by_their_launch_gain_nothing(tmp_path: Path, rng: np.random.Generator) -> None:
-    idle = idle_on(graph_of(small_convnet(tmp_path / "m.onnx", rng)), "h200")
-    assert {"conv0", "pool", "fc"} <= idle.keys()
-    assert all(" saves " in why for why in idle.values())
+    no_gain = no_gain_on(graph_of(small_convnet(tmp_path / "m.onnx", rng)), "h200")
+    assert {"conv0", "pool", "fc"} <= no_gain.keys()
+    assert all(" saves " in why for why in no_gain.values())
 
 
 def test_products_that_keep_the_gpu_busy_are_int8(tmp_path: Path, rng: np.random.Generator) -> None:
     graph = graph_of(chain(tmp_path, rng, 256, 56, group=1))
-    assert idle_on(graph, "orin-nano-8gb") == {}
+    assert no_gain_on(graph, "orin-nano-8gb") == {}
 
 
 def test_a_gain_below_the_least_is_called_so(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -80,7 +80,7 @@ def test_a_gain_below_the_least_is_called_so(tmp_path: Path, rng: np.random.Gene
 
     def reasons(int8_us: float) -> set[str]:
         times = times_of(graph, "int8", lambda _: int8_us), times_of(graph, "fp16", lambda _: 50.0)
-        return set(idle_on(graph, "orin-nano-8gb", times).values())
+        return set(no_gain_on(graph, "orin-nano-8gb", times).values())
 
     together = "INT8 of 2 kernels together saves"
     assert reasons(49.5) == {
@@ -92,7 +92,7 @@ def test_a_gain_below_the_least_is_called_so(tmp_path: Path, rng: np.random.Gene
 
 
 def test_without_a_gpu_all_stay_int8(tmp_path: Path, rng: np.random.Generator) -> None:
-    assert idle_on(graph_of(small_convnet(tmp_path / "m.onnx", rng)), "laptop") == {}
+    assert no_gain_on(graph_of(small_convnet(tmp_path / "m.onnx", rng)), "laptop") == {}
 
 
 def best(tmp_path: Path, rng: np.random.Generator, profile: str, budget: str | None) -> BuildResult:
@@ -135,7 +135,7 @@ def test_without_ranges_it_is_floating_point(
     assert result.kept == {}
 
 
-def test_a_table_without_samples_keeps_the_idle_nodes_too(
+def test_a_table_without_samples_keeps_no_gain_nodes_too(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     measured = best(tmp_path, rng, "agx-orin-64gb", "sqnr:0").calibration
@@ -230,10 +230,10 @@ def beside_softmax(tmp_path: Path, rng: np.random.Generator, size: int) -> ir.Mo
 
 def test_a_second_copy_of_an_operand_counts(tmp_path: Path, rng: np.random.Generator) -> None:
     """The convolution alone gains, and loses with what makes INT8 of its operand."""
-    idle = idle_on(beside_softmax(tmp_path, rng, 56), "orin-nano-8gb")
-    assert idle.keys() == {"conv"}
+    no_gain = no_gain_on(beside_softmax(tmp_path, rng, 56), "orin-nano-8gb")
+    assert no_gain.keys() == {"conv"}
     int8_us, to_convert_us, half_us = (
-        float(number) for number in re.findall(r"([0-9.]+) us", idle["conv"])
+        float(number) for number in re.findall(r"([0-9.]+) us", no_gain["conv"])
     )
     assert int8_us < 0.98 * half_us < int8_us + to_convert_us
 
@@ -250,7 +250,7 @@ def test_a_gate_reads_either_type(tmp_path: Path, rng: np.random.Generator) -> N
     weights = {"v": rng.normal(size=(256, 256, 3, 3)).astype(np.float32)}
     sizes = [1, 256, 56, 56]
     graph = graph_of(save(tmp_path / "m.onnx", nodes, {"x": sizes}, {"y": sizes}, weights))
-    assert not {"before", "after"} & idle_on(graph, "orin-nano-8gb").keys()
+    assert not {"before", "after"} & no_gain_on(graph, "orin-nano-8gb").keys()
 
 
 def mobilenet() -> ir.Model:
@@ -277,17 +277,17 @@ def test_mobilenet_is_int8_where_measured_times_gain(factor: float, in_int8: boo
         times_of(graph, "int8", lambda _: 100.0 / factor),
         times_of(graph, "fp16", lambda _: 100.0),
     )
-    idle = idle_on(graph, "orin-nano-8gb", times)
-    assert (convolutions & idle.keys() == set()) == in_int8
+    no_gain = no_gain_on(graph, "orin-nano-8gb", times)
+    assert (convolutions & no_gain.keys() == set()) == in_int8
     if not in_int8:
-        assert convolutions <= idle.keys()
-        assert all(why.endswith("us measured") for why in idle.values() if "kernels" in why)
+        assert convolutions <= no_gain.keys()
+        assert all(why.endswith("us measured") for why in no_gain.values() if "kernels" in why)
 
 
 def test_measured_times_of_one_precision_are_not_compared_with_predicted_ones() -> None:
     graph = mobilenet()
     slow = times_of(graph, "int8", lambda _: 1e6)
-    assert idle_on(graph, "orin-nano-8gb", (slow,)) == idle_on(graph, "orin-nano-8gb")
+    assert no_gain_on(graph, "orin-nano-8gb", (slow,)) == no_gain_on(graph, "orin-nano-8gb")
 
 
 def test_rows_are_compared_where_both_files_have_all_their_nodes() -> None:
@@ -312,9 +312,9 @@ def test_a_row_of_two_kernels_is_not_compared_with_one_of_them(
         return Measured(profile="orin-nano-8gb", precision=precision, source="test", times=(row,))
 
     apart = times("int8", "first", "second"), times("fp16", "first")
-    assert idle_on(graph, "orin-nano-8gb", apart) == {}
+    assert no_gain_on(graph, "orin-nano-8gb", apart) == {}
     alone = times("int8", "first"), times("fp16", "first")
-    assert idle_on(graph, "orin-nano-8gb", alone)["first"].endswith(" us measured")
+    assert no_gain_on(graph, "orin-nano-8gb", alone)["first"].endswith(" us measured")
 
 
 def test_times_of_an_island_say_what_is_measured(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -324,9 +324,9 @@ def test_times_of_an_island_say_what_is_measured(tmp_path: Path, rng: np.random.
         Measured(profile="orin-nano-8gb", precision=name, source="test", times=(row,))
         for name in PRECISIONS
     )
-    idle = idle_on(graph, "orin-nano-8gb", times)
-    assert idle["first"] == idle["second"]
-    assert idle["first"].endswith(" us in part measured, in part predicted")
+    no_gain = no_gain_on(graph, "orin-nano-8gb", times)
+    assert no_gain["first"] == no_gain["second"]
+    assert no_gain["first"].endswith(" us in part measured, in part predicted")
 
 
 @pytest.mark.parametrize(("precision", "total_us"), [(None, 20.0), ("int8", 10000.0)])
@@ -387,7 +387,7 @@ def test_only_what_measured_slower_goes_back_to_fp16() -> None:
         times_of(graph, "fp16", lambda _: 100.0),
     )
     convolutions = {str(node.name) for node in graph.graph if node.op_type == "Conv"}
-    assert convolutions & idle_on(graph, "orin-nano-8gb", times).keys() == depthwise
+    assert convolutions & no_gain_on(graph, "orin-nano-8gb", times).keys() == depthwise
 
 
 @pytest.mark.parametrize(("precision", "stays"), [(None, True), ("best", True), ("int8", False)])

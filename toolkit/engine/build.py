@@ -34,9 +34,9 @@ from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.argument_names import BUILD
 from toolkit.engine.assemble import FrameCompiler, assemble
 from toolkit.engine.batch import bound_notes
-from toolkit.engine.frontend import run_frontend, with_idle
+from toolkit.engine.frontend import note_gain, run_frontend
 from toolkit.engine.frontend_result import Frontend
-from toolkit.engine.kept_cost import LayerGain, idle_notes, kept_cost_notes, layer_gains
+from toolkit.engine.kept_cost import LayerGain, gain_notes, kept_cost_notes, layer_gains
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch
@@ -141,7 +141,7 @@ def build_engine(
             *kept_cost_notes(
                 front, built.plan, lambda without: plan_nodes(without, kernels).plans[0]
             ),
-            *idle_notes(front),
+            *gain_notes(front),
             *bound_notes(built.plan),
             *gpu_notes(built, manifest, backend, options),
             *scale_notes(scale_rules),
@@ -178,7 +178,7 @@ def plan_engine(
     backend = _backend(front)
     kernels = ask_for_kernels(front, backend)
     shared = plan_nodes(front, kernels)
-    front = _with_idle(front, shared.plans[0])
+    front = _note_gain(front, shared.plans[0])
     return PlannedEngine(front, backend, kernels, shared, unified_ranges(front, shared.plans[0]))
 
 
@@ -225,11 +225,11 @@ def plan_nodes(front: Frontend, kernels: KernelSupport) -> SharedPlan:
     return plan_together((front.to_plan(kernels),), front.target.profile, front.plan, trials)
 
 
-def _with_idle(front: Frontend, plan: Plan) -> Frontend:
+def _note_gain(front: Frontend, plan: Plan) -> Frontend:
     """Beside a DLA the plan says which nodes run on the GPU, where INT8 is to save time."""
     if front.table is None or front.target.profile.dla is None:
         return front
-    return with_idle(front, GpuNodes(_on_gpu(plan), front.keep_float, front.table.tensors))
+    return note_gain(front, GpuNodes(_on_gpu(plan), front.keep_float, front.table.tensors))
 
 
 def unified_ranges(front: Frontend, plan: Plan) -> UnifiedRanges:

@@ -20,7 +20,7 @@ from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf, beyond_half
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
-from toolkit.partition.best_precision import GpuNodes, best_options, idle_nodes
+from toolkit.partition.best_precision import GpuNodes, best_options, no_gain_nodes
 from toolkit.partition.prepare_graph import prepare_graph
 from toolkit.progress import Progress, silent
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
@@ -242,15 +242,15 @@ def _harmed(front: Frontend) -> dict[str, str]:
 
 
 def _on_gpu_alone(front: Frontend, table: CalibrationTable) -> Frontend:
-    """`with_idle` where no DLA can take a node, so that nothing waits for the plan."""
+    """`note_gain` where no DLA can take a node, so that nothing waits for the plan."""
     if front.target.profile.dla is not None:
         return front
     nodes = [str(node.name) for node in front.prepared.model.graph]
-    return with_idle(front, GpuNodes(nodes, frozenset(table.keep_float), table.tensors))
+    return note_gain(front, GpuNodes(nodes, frozenset(table.keep_float), table.tensors))
 
 
-def with_idle(front: Frontend, nodes: GpuNodes) -> Frontend:
+def note_gain(front: Frontend, nodes: GpuNodes) -> Frontend:
     """Return a front half that knows the nodes for which INT8 saves no time on the GPU."""
     graph, nodes = front.prepared.model, replace(nodes, times=front.node_times())
-    idle = idle_nodes(graph, nodes, front.target.profile, front.plan.power_mode)
-    return replace(front, idle=idle)
+    no_gain = no_gain_nodes(graph, nodes, front.target.profile, front.plan.power_mode)
+    return replace(front, no_gain=no_gain)

@@ -18,7 +18,7 @@ from toolkit.partition.best_precision import kept_nodes
 from toolkit.partition.costs.measured import Measured, faster_on_gpu
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.options import PlanOptions
-from toolkit.partition.prepare_graph import Prepared
+from toolkit.partition.prepared import Prepared
 from toolkit.progress import Progress
 from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.measure import Ranges
@@ -37,9 +37,8 @@ class Frontend:
     `table`: None where the precision is not INT8, or where a plan takes every tensor to have a
     range. `ranges`: how they were measured, None where they were given. `floating`: nodes that stay
     in floating point unasked, and why; `off_dla`: those of them that the DLA's ranges would harm.
-    `idle`: nodes on the GPU for which INT8 saves no time, and why, once it is known that they run
-    there.
-    `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32.
+    `no_gain`: nodes on the GPU for which INT8 saves no time, and why, once they are known to run
+    there. `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32.
     """
 
     options: BuildOptions
@@ -56,7 +55,7 @@ class Frontend:
     notes: tuple[str, ...] = ()
     floating: Mapping[str, str] = field(default_factory=dict)
     off_dla: frozenset[str] = frozenset()
-    idle: Mapping[str, str] = field(default_factory=dict)
+    no_gain: Mapping[str, str] = field(default_factory=dict)
     wide: Mapping[str, BeyondHalf] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
 
@@ -69,11 +68,11 @@ class Frontend:
     @property
     def keep_float(self) -> frozenset[str]:
         """The nodes that stay in floating point beside INT8."""
-        return self.kept_off_dla if self.why_all_int8 else self.kept_off_dla | self.idle.keys()
+        return self.kept_off_dla if self.why_all_int8 else self.kept_off_dla | self.no_gain.keys()
 
     @property
     def why_all_int8(self) -> str:
-        """Why nodes in `idle` are INT8 all the same; "" where they stay in floating point."""
+        """Why nodes in `no_gain` are INT8 all the same; "" where they stay in floating point."""
         if self.table is not None and self.table.method == IMPORTED:
             return "they stay INT8, because FP16 would not clip at the ranges of another tool"
         if self.options.precision == "int8":
@@ -92,7 +91,7 @@ class Frontend:
         ranges = self.ranges
         budget = ranges.budget if ranges is not None else None
         reasons = ranges.kept.reasons() if ranges is not None and ranges.kept is not None else {}
-        floating = {**self.idle, **self.floating, **reasons}
+        floating = {**self.no_gain, **self.floating, **reasons}
         return kept_nodes(tuple(sorted(self.keep_float)), floating, budget)
 
     def node_times(self) -> tuple[Measured, ...]:

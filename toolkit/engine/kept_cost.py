@@ -63,11 +63,11 @@ def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
     return tuple(gains)
 
 
-def idle_notes(front: Frontend) -> tuple[str, ...]:
+def gain_notes(front: Frontend) -> tuple[str, ...]:
     """Return a note on the nodes that INT8 does not speed up, where they are INT8."""
-    if front.table is None or not front.idle or not front.why_all_int8:
+    if front.table is None or not front.no_gain or not front.why_all_int8:
         return ()
-    (node, why), count = next(iter(front.idle.items())), len(front.idle)
+    (node, why), count = next(iter(front.no_gain.items())), len(front.no_gain)
     return (
         f"{count} node{'s' if count > 1 else ''} on the GPU gain{'' if count > 1 else 's'} nothing "
         f"by INT8, such as {node} ({why}); {front.why_all_int8}",

@@ -34,11 +34,11 @@ def model_notes(manifest: Manifest, front: Frontend) -> tuple[str, ...]:
 
 def _unread_times(front: Frontend) -> Iterable[str]:
     """Yield a note on measured times that nothing reads, and on rows of them."""
-    precision, given = front.plan.precision, front.options.node_times
+    precision, measured = front.plan.precision, front.options.node_times
     used = {precision}
-    if precision == "int8" and any(times.precision == "int8" for times in given):
+    if precision == "int8" and any(times.precision == "int8" for times in measured):
         used.add("fp16")  # it is compared with INT8 where both are measured
-    for times, known in zip(given, front.node_times(), strict=True):
+    for times, known in zip(measured, front.node_times(), strict=True):
         name = f"the times in {times.precision} on {times.profile} ({times.source})"
         dropped = [row.nodes for row in times.times if row not in known.times]
         if times.precision not in used:

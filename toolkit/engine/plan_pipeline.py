@@ -24,7 +24,7 @@ from toolkit.partition.planning.objectives import BUILD_GOALS
 from toolkit.partition.planning.placement import Candidate
 from toolkit.partition.planning.plan import Plan
 from toolkit.partition.planning.workload import WorkloadModel
-from toolkit.partition.prepare_graph import Prepared
+from toolkit.partition.prepared import Prepared
 
 CALIBRATION = "CALIBRATION_IMAGES"  # stands for a folder that the workload does not name
 PREFIX = "models."

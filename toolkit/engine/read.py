@@ -15,7 +15,7 @@ from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_model, sized
-from toolkit.partition.prepare_graph import Prepared
+from toolkit.partition.prepared import Prepared
 from toolkit.plugins.functions import give_shapes
 from toolkit.progress import Progress, silent
 from toolkit.quantize.qdq.blocks import import_blocks

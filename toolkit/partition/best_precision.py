@@ -60,7 +60,7 @@ class GpuNodes:
     times: tuple[Measured, ...] = ()
 
 
-def idle_nodes(
+def no_gain_nodes(
     model: ir.Model, nodes: GpuNodes, profile: Profile, power_mode: str | None
 ) -> dict[str, str]:
     """Return the nodes for which INT8 saves no time on the GPU, with the times.
@@ -244,7 +244,7 @@ def best_options(options: RangeOptions, graph: ir.Model) -> RangeOptions:
 
 
 def kept_nodes(
-    keep_float: tuple[str, ...], idle: Mapping[str, str], budget: BudgetResult | None
+    keep_float: tuple[str, ...], reasons: Mapping[str, str], budget: BudgetResult | None
 ) -> dict[str, str]:
     """Return the reason for each node that stays in floating point."""
     costs = {row.node: row.cost for row in budget.costs} if budget is not None else {}
@@ -253,6 +253,6 @@ def kept_nodes(
     def reason(node: str) -> str:
         if node in spent:
             return f"the budget: INT8 of it alone costs {costs.get(node, float('nan')):.3g}"
-        return idle.get(node, "as asked")
+        return reasons.get(node, "as asked")
 
     return {node: reason(node) for node in keep_float}

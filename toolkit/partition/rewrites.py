@@ -17,7 +17,7 @@ from toolkit.partition.planning.forced import ALL, Forced
 from toolkit.partition.planning.objectives import DEFAULT, MAKESPAN
 from toolkit.partition.planning.placement import Candidate, Effort, Trial
 from toolkit.partition.planning.plan import Model, PlanOptions, candidate_of, try_candidate
-from toolkit.partition.prepare_graph import Prepared
+from toolkit.partition.prepared import Prepared
 from toolkit.partition.solver.problem import Placement
 from toolkit.quantize.loss.parts import mixing_concats
 from toolkit.quantize.qdq.infer_ranges import infer_ranges
@@ -44,18 +44,15 @@ def keep_useful(
             return as_it_is(model, dla, options.tensorrt, options.precision)
         return legalize(model, dla, options.tensorrt, options.precision, only)
 
-    int8 = options.precision == "int8"
     trials = _Trials(profile, options, ranges, keep_float)
     legal = every = rewrite(None)
-    useful = {row.node for row in every.applied}
-    if int8:
-        useful -= {row.node for row in every.applied if keep_float & {row.node, *row.replaced}}
-        useful -= _without_ranges(legal, known) if ranges is not None else set()
-        if useful != {row.node for row in every.applied}:
-            legal = rewrite(frozenset(useful))
-    choice = _Choice(legal)
-    if legal.applied:
-        choice = _choose(legal, rewrite, trials, _forced(legal, options.forced))
+    if options.precision == "int8":
+        refused = {row.node for row in every.applied if keep_float & {row.node, *row.replaced}}
+        refused |= _without_ranges(legal, known) if ranges is not None else set()
+        if refused:
+            legal = rewrite(frozenset(row.node for row in every.applied) - refused)
+    forced = _forced(legal, options.forced)
+    choice = _choose(legal, rewrite, trials, forced) if legal.applied else _Choice(legal)
     legal = choice.legal
     applied = {row.node for row in legal.applied}
     if ranges is not None:
@@ -130,8 +127,7 @@ def _forced(legal: Legalized, forced: Forced) -> set[str]:
 
 def _enough(trial: Trial) -> float:
     """Return the value from which a plan without the rewrites is as good, by the least gain."""
-    share = max(1e-9, 1 - trial.min_gain)
-    return (1 - TRIAL_GAP) * trial.solution.value / share
+    return (1 - TRIAL_GAP) * trial.solution.value / max(1e-9, 1 - trial.min_gain)
 
 
 def _is_enough(before: Trial, trial: Trial) -> bool:
@@ -191,6 +187,5 @@ class _Trials:
 
 def _on_dla(legal: Legalized, trial: Trial) -> set[str]:
     """Return the rewrites with a node on the DLA in the trial."""
-    placed = trial.processors[_TRIAL]
-    there = {name for name, processor in placed.items() if processor.startswith("dla")}
+    there = {name for name, on in trial.processors[_TRIAL].items() if on.startswith("dla")}
     return {row.node for row in legal.applied if there.intersection(row.nodes)}

@@ -34,7 +34,7 @@ from toolkit.partition.planning.plan_json import shared_builtins
 from toolkit.partition.planning.plan_text import render_nodes, render_plan, render_shared
 from toolkit.partition.planning.trtexec import trtexec_lines
 from toolkit.partition.planning.workload import Workload, WorkloadModel, load_workload
-from toolkit.partition.prepare_graph import Prepared
+from toolkit.partition.prepared import Prepared
 
 
 def plan(options: Options) -> None:

@@ -209,13 +209,13 @@ def _judge(farm: Farm, results: Mapping[str, Mapping[str, Times]]) -> Judged:
         if not outliers:
             break
         liars |= outliers
-    wanted = dict[str, int]()
+    runs_missing = dict[str, int]()
     for name, boards in agreed.items():
         lacking = rules.repeats - len(boards)
         if lacking <= 0 and not _all_agree(honest[name], boards, rules):
             lacking = 1
-        wanted[name] = max(0, min(lacking, rules.most - len(honest[name])))
-    return Judged(agreed, wanted, liars)
+        runs_missing[name] = max(0, min(lacking, rules.most - len(honest[name])))
+    return Judged(agreed, runs_missing, liars)
 
 
 def _largest(results: Mapping[str, Times], limit: float) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ def table(farm: Farm, state: State) -> Table:
         # Fewer than `repeats` are believed only where no other board has measured the same.
         least = min(farm.rules.repeats, len(honest))
         agreeing = {
-            key: kept for key in keys if len(kept := _kept(results, boards, key, limit)) >= least
+            key: alike for key in keys if len(alike := _kept(results, boards, key, limit)) >= least
         }
         verdicts[name] = "agreed" if least == farm.rules.repeats else "unchecked"
         if len(agreeing) < len(keys):

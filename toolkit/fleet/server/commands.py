@@ -24,6 +24,7 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import load_device
 from toolkit.fleet.trust.director import next_counter
 from toolkit.fleet.trust.publish import is_signed
+from toolkit.fleet.trust.repository import FleetRepository
 
 CONNECT_S = 15.0
 FINAL: tuple[CommandStatus, ...] = ("successful", "failed")
@@ -74,8 +75,6 @@ def payload_of(fleet: Fleet, command: Command) -> bytes:
     """Return a command as it is published: signed by the director's key, bare on a bench."""
     if not is_signed(fleet.folder):
         return encode(command)
-    from toolkit.fleet.trust.repository import FleetRepository
-
     return sign_command(command, (FleetRepository(fleet.folder).director_signer(),))
 
 

@@ -136,11 +136,11 @@ class CopyGuard:
         """Return what is to be published now, retained: the own claim, and an empty message in the
         place of each claim whose server is gone."""
         self._advanced_s = now_s
-        gone: list[str] = []
+        lost: list[str] = []
         knows_all = self._is_heard and (self._gets_retained or self._claim.serves)
         if not self.is_alone and (knows_all or now_s - self._connected_s >= LISTEN_S):
-            gone = [topic for topic, row in self._others.items() if now_s - row.heard_s >= SILENT_S]
-            for topic in gone:
+            lost = [topic for topic, row in self._others.items() if now_s - row.heard_s >= SILENT_S]
+            for topic in lost:
                 del self._others[topic]
             if not self._others:
                 if not self._is_heard:
@@ -150,7 +150,7 @@ class CopyGuard:
                     )  # fmt: skip
                 LOG.info("serves %s: no other store of the fleet does", self._claim.folder)
                 self.is_alone, self._claim = True, msgspec.structs.replace(self._claim, serves=True)
-        messages = [(topic, b"") for topic in gone]
+        messages = [(topic, b"") for topic in lost]
         if now_s - self._claimed_s >= CLAIM_S:
             self._claimed_s = now_s
             messages.append((self.topic, encode(self._claim)))

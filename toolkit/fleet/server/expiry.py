@@ -14,6 +14,7 @@ from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, Authority, read_cer
 from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.trust.certificates import identities
 from toolkit.fleet.trust.publish import is_signed
+from toolkit.fleet.trust.repository import FleetRepository
 
 Urgency = Literal["fine", "soon", "urgent", "over"]
 URGENCIES: tuple[Urgency, ...] = ("fine", "soon", "urgent", "over")
@@ -93,8 +94,6 @@ def read_expiry(folder: Path) -> tuple[ExpiringItem, ...]:
     that are enrolled."""
     items: list[ExpiringItem] = []
     if is_signed(folder):
-        from toolkit.fleet.trust.repository import FleetRepository
-
         rows = FleetRepository(folder).expiries()
         items += [ExpiringItem(row.role, row.role, row.expires) for row in rows]
     if (folder / IDENTITY / "ca.key").exists():

@@ -179,5 +179,5 @@ def _of_rollouts(views: Iterable[RolloutView]) -> Rows:
 def _bounded(rows: list[tuple[dict[str, str], int]], others: dict[str, str]) -> Rows:
     """Return the largest rows, and the sum of the others as one."""
     ordered = sorted(rows, key=lambda row: (-row[1], tuple(row[0].values())))
-    kept, rest = ordered[:MAX_SERIES], ordered[MAX_SERIES:]
-    return [*kept, *([(others, sum(count for _, count in rest))] if rest else [])]
+    largest, rest = ordered[:MAX_SERIES], ordered[MAX_SERIES:]
+    return [*largest, *([(others, sum(count for _, count in rest))] if rest else [])]

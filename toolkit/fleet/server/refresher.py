@@ -6,9 +6,12 @@ import threading
 import time
 
 from device.errors import TandemError
+from toolkit.fleet.authority import Authority
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import IDENTITY, broker_files
+from toolkit.fleet.trust.certificates import renew_due
 from toolkit.fleet.trust.publish import is_signed
+from toolkit.fleet.trust.repository import FleetRepository
 
 LOG = logging.getLogger("tandem.fleet")
 LOOK_S = 600.0
@@ -45,16 +48,11 @@ class Refresher:
             self._stopped.wait(LOOK_S)
 
     def _sign(self) -> None:
-        from toolkit.fleet.trust.repository import FleetRepository
-
         folder = self._fleet.folder
         if is_signed(folder) and FleetRepository(folder).refresh(due_only=True):
             LOG.info("signed the timestamp again")
 
     def _renew(self) -> None:
-        from toolkit.fleet.authority import Authority
-        from toolkit.fleet.trust.certificates import renew_due
-
         identity = self._fleet.folder / IDENTITY
         if (identity / "ca.key").exists():
             for name in renew_due(Authority(identity), broker_files(self._fleet.folder)):

@@ -41,6 +41,7 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import DeviceRow, save_ear
 from toolkit.fleet.store.presence import save_sample
 from toolkit.fleet.trust.publish import is_signed
+from toolkit.fleet.trust.repository import FleetRepository
 
 LOG = logging.getLogger("tandem.fleet")
 MAX_EVENTS = 4096
@@ -94,7 +95,6 @@ def signer_of(fleet: Fleet) -> DesiredSigner:
     if not is_signed(fleet.folder):
         return encode_all
     from toolkit.fleet.trust.director import sign_desired
-    from toolkit.fleet.trust.repository import FleetRepository
 
     repository = FleetRepository(fleet.folder)
 

@@ -263,10 +263,10 @@ def changes_since(database: Database, number: int, limit: int = 1000) -> Changes
         "SELECT changed, id FROM devices WHERE changed > ? ORDER BY changed LIMIT ?",
         number, limit + 1,
     )  # fmt: skip
-    kept = rows[:limit]
+    page = rows[:limit]
     return Changes(
-        number=int(kept[-1][0]) if kept else number,
-        devices=tuple(str(device) for _number, device in kept),
+        number=int(page[-1][0]) if page else number,
+        devices=tuple(str(device) for _number, device in page),
         missed=len(rows) > limit,
     )
 

@@ -87,14 +87,14 @@ def save_devices(database: Database, rows: Iterable[DeviceRow]) -> None:
 def _save_batch(database: Database, rows: Sequence[DeviceRow]) -> None:
     ids = [row.id for row in rows]
     marks = ", ".join("?" * len(ids))
-    kept = {
+    stored_labels = {
         str(device): msgspec.json.decode(text, type=dict[str, str])
         for device, text in database.rows(f"SELECT id, labels FROM devices WHERE id IN ({marks})",
             *ids)
     }  # fmt: skip
     values = []
     for number, heard in zip(next_changes(database, len(rows)), rows, strict=True):
-        labels = kept.get(heard.id, heard.labels)
+        labels = stored_labels.get(heard.id, heard.labels)
         row = heard if labels == heard.labels else replace(heard, labels=labels)
         derived = derive(row.state, row.reported, row.all_labels)
         values.append((row.id, row.heard_s, _text(row.labels), row.beat, row.beat_at, number,

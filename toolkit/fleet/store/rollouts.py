@@ -146,13 +146,13 @@ def keep_state(
         for device, row in after.devices.items()
         if begins or row is not before.devices.get(device)
     ]
-    gone = [device for device, row in changed if row.phase in v.GONE]
+    removed = [device for device, row in changed if row.phase in v.GONE]
     rows = [(device, row) for device, row in changed if row.phase not in v.GONE]
     numbers = iter(next_changes(database, len(changed)))
     database.run_many(
         "UPDATE devices SET changed = ?, rollout = 0, grp = 0, phase = '', reason = ''"
         " WHERE id = ? AND rollout = ?",
-        [(next(numbers), device, number) for device in gone],
+        [(next(numbers), device, number) for device in removed],
     )
     # A newer rollout keeps what it has taken.
     database.run_many(

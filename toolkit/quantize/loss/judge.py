@@ -103,9 +103,9 @@ def judge(
             continue
         losses += [signal_to_noise, *_fitting(part, compared, reference, candidate)]
     judged = {loss.part for loss in losses if loss.judged}
-    idle = [part.name for part in compared if part.name not in judged.union(no_signal)]
+    unjudged = [part.name for part in compared if part.name not in judged.union(no_signal)]
     return Judgement(
-        tuple(losses), len(reference), basis, tuple(idle), tuple(no_signal), tuple(varying)
+        tuple(losses), len(reference), basis, tuple(unjudged), tuple(no_signal), tuple(varying)
     )
 
 
