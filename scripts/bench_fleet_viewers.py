@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.bench_fleet_web import device_of, fill
-from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.store.accounts import add_account
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.devices import save_devices, save_ear
@@ -138,7 +138,7 @@ class Changes:
         now_s = time.time()
         with self._database.write():
             save_devices(self._database, [replace(self._row, reported=told, heard_s=now_s)])
-            save_ear(self._database, Ear(now_s - 10_000.0, now_s))
+            save_ear(self._database, ListeningPeriod(now_s - 10_000.0, now_s))
         return f"person {version}"
 
 

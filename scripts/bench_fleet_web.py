@@ -44,7 +44,7 @@ from toolkit.cli.actions.fleet.tables import devices_table, rollouts_table
 from toolkit.cli.actions.fleet.views import json_array
 from toolkit.fleet.fleet_folder import Fleet, load_fleet
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.rollout.targets import parse_requirements
 from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import make_plan, order
@@ -117,7 +117,7 @@ def fill(database: Database, count: int) -> None:
         with database.write():
             save_devices(database, rows)
     with database.write():
-        save_ear(database, Ear(now_s - 10_000.0, now_s))
+        save_ear(database, ListeningPeriod(now_s - 10_000.0, now_s))
         set_labels(database, "board-000007", {"group": "canary"})
     names = [f"board-{number:06}" for number in range(count)]
     members = tuple(v.Member(device=name, group=0, previous="1" * 64) for name in names)

@@ -27,7 +27,7 @@ from device.protocol.documents import Reported, StateDocument, decode
 from device.protocol.mqtt import Link, LinkDown, LinkSettings, Message, queue_putter
 from device.protocol.topics import Topics
 from scripts import chaos_parts as parts
-from scripts.chaos_checks import CHECKS, Sight
+from scripts.chaos_checks import CHECKS, Observation
 from scripts.chaos_schedule import INVARIANTS, Invariant, Step, schedule
 from toolkit.fleet.brokers.local import free_port
 
@@ -167,7 +167,7 @@ class Chaos:
         for invariant in INVARIANTS:
             self._judge(invariant, sight, now_s)
 
-    def _judge(self, invariant: Invariant, sight: Sight, now_s: float) -> None:
+    def _judge(self, invariant: Invariant, sight: Observation, now_s: float) -> None:
         seen = CHECKS[invariant.name](sight)
         if not seen:
             self._wrong_since.pop(invariant.name, None)
@@ -177,10 +177,10 @@ class Chaos:
         if now_s - since > invariant.grace_s * self._patience:
             self.broken.append(Broken(invariant.name, self._now(), seen))
 
-    def _sight(self) -> Sight:
+    def _sight(self) -> Observation:
         self._watcher.look()
         state = self._folder / "state"
-        return Sight(
+        return Observation(
             processes=parts.processes(self._mark),
             agent_pid=self._parts["agent"].pid,
             report=self._watcher.report,

@@ -9,7 +9,7 @@ from scripts.chaos_schedule import AGENT_BYTES, PIPELINE_BYTES, STATE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Observation:
     """What is seen at one time: the process table, the newest report, the agent's state."""
 
     processes: Mapping[int, parts.Process]
@@ -26,7 +26,7 @@ class Sight:
         return [row for row in self.processes.values() if row.is_pipeline]
 
 
-def runs_or_says_why(sight: Sight) -> str:
+def runs_or_says_why(sight: Observation) -> str:
     """A good release runs, or the report says why not."""
     report = sight.report
     if sight.pipelines or report is None or report.running is None:
@@ -36,7 +36,7 @@ def runs_or_says_why(sight: Sight) -> str:
     return f"no pipeline runs, and the report says only {report.pipeline}"
 
 
-def report_is_true(sight: Sight) -> str:
+def report_is_true(sight: Observation) -> str:
     """The report names the release that runs, and whether one runs."""
     report = sight.report
     if report is None or not sight.online:
@@ -53,12 +53,12 @@ def report_is_true(sight: Sight) -> str:
     return ""
 
 
-def agent_is_online(sight: Sight) -> str:
+def agent_is_online(sight: Observation) -> str:
     """The agent is at the broker."""
     return "" if sight.online and sight.report is not None else "the agent is not at the broker"
 
 
-def no_orphans(sight: Sight, kind: Callable[[parts.Process], bool]) -> str:
+def no_orphans(sight: Observation, kind: Callable[[parts.Process], bool]) -> str:
     """Nothing of a kind lives without the agent above it."""
     lost = [
         row
@@ -74,13 +74,13 @@ def _above(row: parts.Process, rows: Mapping[int, parts.Process]) -> Iterator[in
         row = rows[row.parent]
 
 
-def one_pipeline(sight: Sight) -> str:
+def one_pipeline(sight: Observation) -> str:
     """No two pipelines run."""
     running = sight.pipelines
     return f"{len(running)} pipelines run: {running}" if len(running) > 1 else ""
 
 
-def memory_is_flat(sight: Sight) -> str:
+def memory_is_flat(sight: Observation) -> str:
     """The agent and the pipeline stay below their bounds."""
     for row in sight.processes.values():
         limit = AGENT_BYTES if row.pid == sight.agent_pid else PIPELINE_BYTES
@@ -89,18 +89,18 @@ def memory_is_flat(sight: Sight) -> str:
     return ""
 
 
-def disk_is_bounded(sight: Sight) -> str:
+def disk_is_bounded(sight: Observation) -> str:
     """The state folder holds two slots and a download at most."""
     return f"the state has {sight.state_bytes} bytes" if sight.state_bytes > STATE_BYTES else ""
 
 
-def slots_are_never_lost(sight: Sight) -> str:
+def slots_are_never_lost(sight: Observation) -> str:
     """A slot folder is there for what the report says is live."""
     lost = sight.report is not None and sight.report.running is not None and not sight.slots
     return "the report names a release, but no slot is there" if lost else ""
 
 
-def camera_away_is_said(sight: Sight) -> str:
+def camera_away_is_said(sight: Observation) -> str:
     """The report calls no pipeline running whose camera is away."""
     report = sight.report
     if sight.camera_up or not sight.online or report is None:
@@ -109,7 +109,7 @@ def camera_away_is_said(sight: Sight) -> str:
     return "" if is_reported else f"the camera is away, reported {report.pipeline}"
 
 
-def hung_pipeline_is_killed(sight: Sight) -> str:
+def hung_pipeline_is_killed(sight: Observation) -> str:
     """No pipeline stays frozen while the agent runs. One that loads has start_s, which is long."""
     agent, report = sight.processes.get(sight.agent_pid), sight.report
     if agent is None or agent.is_frozen or report is None or report.pipeline.status == "starting":
@@ -118,7 +118,7 @@ def hung_pipeline_is_killed(sight: Sight) -> str:
     return f"frozen and not killed: {frozen}" if frozen else ""
 
 
-CHECKS: Mapping[str, Callable[[Sight], str]] = {
+CHECKS: Mapping[str, Callable[[Observation], str]] = {
     "runs-or-says-why": runs_or_says_why,
     "report-is-true": report_is_true,
     "agent-is-online": agent_is_online,

@@ -58,7 +58,7 @@ SEARCH = PlanOptions(seconds=0.2)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MutantCommand:
     """A command to give a mutant to; `precision` None: the default."""
 
     command: str
@@ -67,13 +67,13 @@ class Way:
 
 
 WAYS = (
-    Way("build", "laptop"),
-    Way("build", "agx-orin-64gb", "fp16"),
-    Way("build", "xavier-nx-16gb", "int8"),
-    Way("build", "jetson-nano"),
-    Way("plan", "agx-orin-64gb", "int8"),
-    Way("plan", "xavier-nx-16gb", "fp16"),
-    Way("plan", "laptop", "fp32"),
+    MutantCommand("build", "laptop"),
+    MutantCommand("build", "agx-orin-64gb", "fp16"),
+    MutantCommand("build", "xavier-nx-16gb", "int8"),
+    MutantCommand("build", "jetson-nano"),
+    MutantCommand("plan", "agx-orin-64gb", "int8"),
+    MutantCommand("plan", "xavier-nx-16gb", "fp16"),
+    MutantCommand("plan", "laptop", "fp32"),
 )
 
 
@@ -95,7 +95,7 @@ class Tally:
     faults: list[Fault] = field(default_factory=list)
 
 
-def run_way(way: Way, data: bytes, folder: Path) -> None:
+def run_way(way: MutantCommand, data: bytes, folder: Path) -> None:
     """Give a model to a command. Raises what the command raises."""
     source = ModelBytes(NAME, data)
     if way.command == "plan":
@@ -140,7 +140,7 @@ def _title(seed: int, *, whole: bool) -> str:
     return command_of(seed).title if whole else _way(seed).command
 
 
-def _way(seed: int) -> Way:
+def _way(seed: int) -> MutantCommand:
     return WAYS[random.Random(f"way {seed}").randrange(len(WAYS))]
 
 

@@ -68,7 +68,7 @@ class _Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _PendingCommand:
     """A command that waits or is executed."""
 
     command: Command
@@ -104,8 +104,8 @@ class Commands:
         self._put = put
         self._send = send
         self.job = job
-        self._waiting: dict[str, _Order] = {}  # by topic
-        self._current: _Order | None = None
+        self._waiting: dict[str, _PendingCommand] = {}  # by topic
+        self._current: _PendingCommand | None = None
         self._checking = False  # the signatures of the current one are being checked
         self._end_task: Callable[[], None] = lambda: None
         self._reboot_by_s: float | None = None
@@ -171,7 +171,7 @@ class Commands:
         if (command.op, command.id) != (op, command_id):
             LOG.error("the command %s/%s was published at %s", command.op, command.id, topic)
             return
-        order = _Order(command, payload, signed is not None, now_s)
+        order = _PendingCommand(command, payload, signed is not None, now_s)
         if len(self._waiting) >= MAX_WAITING and topic not in self._waiting:
             self._end(order, f"{MAX_WAITING} commands wait already: give it again later")
         else:
@@ -223,7 +223,7 @@ class Commands:
 
     # -- one command
 
-    def _begin(self, order: _Order, now_s: float) -> None:
+    def _begin(self, order: _PendingCommand, now_s: float) -> None:
         self._current = order
         problem = self._refusal(order)
         if problem:
@@ -235,7 +235,7 @@ class Commands:
         else:
             self._execute(order, now_s)
 
-    def _refusal(self, order: _Order) -> str:
+    def _refusal(self, order: _PendingCommand) -> str:
         """Return why a command is not executed, as far as that is known without its signatures."""
         command, taken = order.command, self._journal.taken
         if not order.signed and not self._dev:
@@ -265,7 +265,7 @@ class Commands:
         elif isinstance(verdict, Unverified | Refused) and verdict.reason:
             LOG.info("the command %s waits: %s", order.command.id, verdict.reason)
 
-    def _execute(self, order: _Order, now_s: float) -> None:
+    def _execute(self, order: _PendingCommand, now_s: float) -> None:
         """Write the command down, then do it."""
         self._checking = False
         command = order.command
@@ -325,7 +325,7 @@ class Commands:
 
     def _end(
         self,
-        order: _Order,
+        order: _PendingCommand,
         problem: str,
         result: dict[str, object] | None = None,
         *,

@@ -20,7 +20,7 @@ PIPELINE_TYPE = "edge.tandem.pipeline."  # and the status
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TopicEvent:
     """An event with the last part of its topic. `final`: it must not be lost."""
 
     topic: str
@@ -37,7 +37,9 @@ class UpdateEnded(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def events_of(before: Reported | None, now: Reported, *, source: str, at: str) -> Iterator[Told]:
+def events_of(
+    before: Reported | None, now: Reported, *, source: str, at: str
+) -> Iterator[TopicEvent]:
     """Yield what a report says that the one before did not.
 
     `before`: None for the first report of a process, whose update may have ended in the last one.
@@ -50,11 +52,11 @@ def events_of(before: Reported | None, now: Reported, *, source: str, at: str) -
         )
         name = f"{source} {update.request} {update.phase} {update.sha256}"
         event = _event(name, UPDATE_TYPE + update.phase, ended, source, at)
-        yield Told("update", event, final=True)
+        yield TopicEvent("update", event, final=True)
     if before is not None and before.pipeline.status != now.pipeline.status:
         status = now.pipeline
         name = f"{source} {now.session} {status.status} {at}"
-        yield Told(
+        yield TopicEvent(
             "pipeline", _event(name, PIPELINE_TYPE + status.status, status, source, at), False
         )
 

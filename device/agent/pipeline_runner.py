@@ -24,7 +24,7 @@ from device.agent.pipeline_process import (
 )
 from device.agent.preparation import PLANS
 from device.agent.shadow_process import TAP
-from device.agent.silence import Looks, Patience, why_ended
+from device.agent.silence import ActivityWatch, Patience, why_ended
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
 from device.start.keeper import mark_of
@@ -79,7 +79,7 @@ class PipelineRunner:
         self._degraded: tuple[str, ...] = ()
         self._looked_s: float | None = None
         self._fair_s = 0.0  # silence before this moment does not count
-        self._looks = Looks()  # at its processes, while it is silent
+        self._looks = ActivityWatch()  # at its processes, while it is silent
         self._killed_s = 0.0
 
     @property
@@ -109,7 +109,7 @@ class PipelineRunner:
         self._errors = 0
         self._degraded = ()
         self._slow_s = 0.0
-        self._looks = Looks()
+        self._looks = ActivityWatch()
         try:
             self._process.start(self._command(folder), self._environment())
         except OSError as error:
@@ -167,7 +167,7 @@ class PipelineRunner:
         if self._looked_s is not None and now_s - self._looked_s > MAX_LATE_S:
             self._fair_s = now_s
             self._signs = self._signs.held_up(now_s)
-            self._looks = Looks()
+            self._looks = ActivityWatch()
         self._looked_s = now_s
         if self.report.status == "stalled":
             if now_s - max(self._killed_s, self._fair_s) >= KILL_WAIT_S:
@@ -176,7 +176,7 @@ class PipelineRunner:
         heard = self._process.heard
         since_s = max(heard.alive_s, self._fair_s)
         if now_s - since_s <= (QUIET_S if heard.beating else 0.0):
-            self._looks = Looks()
+            self._looks = ActivityWatch()
         elif now_s - self._looks.looked_s >= LOOK_S:
             self._looks = self._looks.looked(self._process.activity(), now_s)
         why = why_ended(heard, self._looks, self._patience(), now_s, self._fair_s)

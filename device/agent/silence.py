@@ -47,7 +47,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class ActivityWatch:
     """Looks at the processes of a pipeline that is silent.
 
     `active_s`: when they last did something, as far as is known. `excused_s`: so long the machine
@@ -59,7 +59,7 @@ class Looks:
     active_s: float = float("inf")
     excused_s: float = 0.0
 
-    def looked(self, activity: Activity | None, now_s: float) -> "Looks":
+    def looked(self, activity: Activity | None, now_s: float) -> "ActivityWatch":
         """Return the value after a look."""
         before = self.activity
         if activity is None or before is None:
@@ -68,7 +68,7 @@ class Looks:
         waited_s = (activity.waited_ns - before.waited_ns) / 1e9
         held_up = activity.state == "D" or waited_s > STARVED * since_s
         active = held_up or activity.state == "R" or not _same_work(activity, before)
-        return Looks(
+        return ActivityWatch(
             activity=activity,
             looked_s=now_s,
             active_s=now_s if active else self.active_s,
@@ -90,7 +90,7 @@ def _same_work(one: Activity, other: Activity) -> bool:
 
 
 def why_ended(
-    heard: Heard, looks: Looks, patience: Patience, now_s: float, fair_s: float
+    heard: Heard, looks: ActivityWatch, patience: Patience, now_s: float, fair_s: float
 ) -> str | None:
     """Return why a pipeline is to be ended, None if it may go on.
 

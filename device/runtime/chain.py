@@ -19,8 +19,8 @@ from device.runtime.chain_steps import (
     CHAIN,
     Borders,
     Member,
-    Place,
     Step,
+    TensorBuffer,
     in_graphs,
     plan_steps,
 )
@@ -252,7 +252,7 @@ class SegmentChain:
         else:
             self._devices[step.segment].convert(step.tensor, source, target, stream)
 
-    def _address(self, place: Place, caller: Mapping[str, int]) -> int:
+    def _address(self, place: TensorBuffer, caller: Mapping[str, int]) -> int:
         if place.owner == CALLER:
             return caller[place.tensor]
         if place.owner == CHAIN:

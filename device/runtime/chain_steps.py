@@ -20,7 +20,7 @@ CALLER = "caller"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorBuffer:
     """Memory on the GPU for a tensor: that of a segment, of the CHAIN, or of the CALLER."""
 
     owner: str
@@ -50,8 +50,8 @@ class Step:
     kind: Kind
     tensor: str = ""
     segment: str = ""
-    source: Place | None = None
-    target: Place | None = None
+    source: TensorBuffer | None = None
+    target: TensorBuffer | None = None
 
     @property
     def with_caller(self) -> bool:
@@ -75,10 +75,10 @@ class Borders:
 class _Known:
     """Where tensors are so far, by format; a place in here is not overwritten any more."""
 
-    places: dict[tuple[str, Format | None], Place] = field(default_factory=dict)
+    places: dict[tuple[str, Format | None], TensorBuffer] = field(default_factory=dict)
     made_by: dict[str, str] = field(default_factory=dict)
 
-    def packed(self, tensor: str) -> Place | None:
+    def packed(self, tensor: str) -> TensorBuffer | None:
         """Return a place where the tensor lies in any port's format."""
         rows = ((key, place) for key, place in self.places.items() if key[0] == tensor)
         return next((place for (_, form), place in rows if form is not None), None)
@@ -94,11 +94,11 @@ def plan_steps(members: Sequence[Member], borders: Borders) -> tuple[Step, ...]:
     steps: list[Step] = []
     known = _Known()
     for tensor in borders.caller_inputs:
-        known.places[tensor, None] = Place(CALLER, tensor)
+        known.places[tensor, None] = TensorBuffer(CALLER, tensor)
     for tensor in borders.host_inputs:
         readers = [m for m in members if tensor in dict(m.inputs)]
         if len(readers) > 1 or any(dict(m.inputs)[tensor] is not None for m in readers):
-            place = Place(CHAIN, tensor)
+            place = TensorBuffer(CHAIN, tensor)
             steps.append(Step("upload", tensor, target=place))
             known.places[tensor, None] = place
     for member in members:
@@ -106,10 +106,10 @@ def plan_steps(members: Sequence[Member], borders: Borders) -> tuple[Step, ...]:
             steps += _feed(known, member.name, tensor, form)
         steps.append(Step("run", segment=member.name))
         for tensor, form in member.outputs:
-            known.places[tensor, form] = Place(member.name, tensor)
+            known.places[tensor, form] = TensorBuffer(member.name, tensor)
             known.made_by[tensor] = member.name
     for tensor in borders.caller_outputs:
-        steps += _bring(known, tensor, Place(CALLER, tensor))
+        steps += _bring(known, tensor, TensorBuffer(CALLER, tensor))
     for tensor in borders.host_outputs:
         if (tensor, None) not in known.places:
             steps += _to_chain(known, tensor)
@@ -145,7 +145,7 @@ def _feed(known: _Known, segment: str, tensor: str, form: Format | None) -> Iter
 
     A segment of kernels overwrites its inputs' places later, so these are not known places.
     """
-    own = Place(segment, tensor)
+    own = TensorBuffer(segment, tensor)
     if form is None:
         if (tensor, None) in known.places or known.packed(tensor) is not None:
             yield from _bring(known, tensor, own)
@@ -163,12 +163,12 @@ def _feed(known: _Known, segment: str, tensor: str, form: Format | None) -> Iter
 
 def _to_chain(known: _Known, tensor: str) -> Iterator[Step]:
     """Yield what brings a tensor in C order to the chain's memory."""
-    place = Place(CHAIN, tensor)
+    place = TensorBuffer(CHAIN, tensor)
     yield from _bring(known, tensor, place)
     known.places[tensor, None] = place
 
 
-def _bring(known: _Known, tensor: str, target: Place) -> Iterator[Step]:
+def _bring(known: _Known, tensor: str, target: TensorBuffer) -> Iterator[Step]:
     """Yield what brings a tensor in C order to a place."""
     source = known.places.get((tensor, None))
     if source is not None:

@@ -20,7 +20,7 @@ from tuf.api.metadata import Root, TargetFile
 from device.errors import TrustError
 from device.files import open_to_read
 from device.protocol.documents import Signed, decode
-from device.trust.journal import Journal, Seen
+from device.trust.journal import Journal, SeenVersion
 from device.trust.repository import TrustedRepository
 
 DIRECTOR = "director.json"  # the target, and its file in a board's folder
@@ -75,7 +75,7 @@ def load_director(
         path = cached
     director = open_director(path.read_bytes(), repository.root, datetime.now(timezone.utc))
     journal.check_version("director", director.version, "")
-    journal.note({"director": Seen(director.version)})
+    journal.note({"director": SeenVersion(director.version)})
     return director
 
 

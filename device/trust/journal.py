@@ -16,7 +16,7 @@ JOURNAL = "journal.json"
 MAX_BYTES = 1024 * 1024
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenVersion(msgspec.Struct, frozen=True):
     """A version, and the keys that it was signed with, as one text."""
 
     version: int = 0
@@ -34,7 +34,7 @@ class Counter(msgspec.Struct, frozen=True):
 class Record(msgspec.Struct, frozen=True):
     """What the journal holds. `versions`: by the name of the metadata."""
 
-    versions: dict[str, Seen] = {}
+    versions: dict[str, SeenVersion] = {}
     counter: Counter = Counter()
 
 
@@ -61,7 +61,7 @@ class Journal:
 
     def check_version(self, name: str, version: int, keys: str) -> None:
         """Raise TrustError for a version below one that was seen under the same keys."""
-        seen = self.record.versions.get(name, Seen())
+        seen = self.record.versions.get(name, SeenVersion())
         if seen.keys == keys and version < seen.version:
             raise TrustError(
                 f"the repository shows version {version} of {name}, this board has seen "
@@ -80,7 +80,9 @@ class Journal:
                 " it is an old one; deploy again"
             )
 
-    def note(self, versions: dict[str, Seen] | None = None, counter: Counter | None = None) -> None:
+    def note(
+        self, versions: dict[str, SeenVersion] | None = None, counter: Counter | None = None
+    ) -> None:
         """Bring versions and a counter onto the disk, if they are news."""
         record = Record(
             {**self.record.versions, **(versions or {})}, counter or self.record.counter

@@ -24,7 +24,7 @@ from tuf.ngclient import Updater, UpdaterConfig
 from device.errors import TrustError
 from device.files import make_folder
 from device.trust.fetchers import METADATA, NOT_FOUND, TARGETS, WholeFileFetcher
-from device.trust.journal import Journal, Seen
+from device.trust.journal import Journal, SeenVersion
 
 # The longest files that are read; python-tuf checks them by these.
 LIMITS = UpdaterConfig(
@@ -83,7 +83,7 @@ class TrustedRepository:
             # Also after a failure: a new root may have revoked the keys of what failed.
             root = self.root
             self._journal.check_version("root", root.version, "")
-            self._journal.note({"root": Seen(root.version)})
+            self._journal.note({"root": SeenVersion(root.version)})
         self._note_versions(root)
 
     def _note_versions(self, root: Root) -> None:
@@ -95,7 +95,7 @@ class TrustedRepository:
         }
         for name, version in versions.items():
             self._journal.check_version(name, version, keys)
-        self._journal.note({name: Seen(version, keys) for name, version in versions.items()})
+        self._journal.note({name: SeenVersion(version, keys) for name, version in versions.items()})
 
     def target(self, path: str) -> TargetFile | None:
         """Return what signed metadata say of a target, None if there is none."""

@@ -26,7 +26,7 @@ Key = tuple[int, str]  # track, label
 
 
 @dataclass(slots=True)
-class _Sight:
+class _BestPicture:
     """The best picture of an object so far."""
 
     id: str
@@ -58,7 +58,9 @@ class SnapshotOut(AbstractContextManager["SnapshotOut"]):
             camera: TrackLifecycle(camera, context.labels, context.lost_s)
             for camera in context.cameras
         }
-        self._sights: dict[str, dict[Key, _Sight]] = {camera: {} for camera in context.cameras}
+        self._sights: dict[str, dict[Key, _BestPicture]] = {
+            camera: {} for camera in context.cameras
+        }
         self._dropped: Counter[str] = Counter()
 
     @property
@@ -108,7 +110,7 @@ class SnapshotOut(AbstractContextManager["SnapshotOut"]):
                 if len(sights) >= MAX_OBJECTS:
                     self._dropped["snapshot_many"] += 1
                 else:
-                    sights[key] = _Sight(event.after.id)
+                    sights[key] = _BestPicture(event.after.id)
 
     def _takes(self, label: str) -> bool:
         return not self._config.classes or label in self._config.classes

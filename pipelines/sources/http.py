@@ -248,7 +248,7 @@ def _response_type(wait: _Wait) -> type[http.client.HTTPResponse]:
     return Response
 
 
-class _Ways(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+class _WaitingHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """http:// and https:// with such answers."""
 
     def __init__(self, wait: _Wait) -> None:
@@ -298,7 +298,7 @@ def _opener_for(uri: str, wait: _Wait) -> tuple[urllib.request.OpenerDirector, s
     if not parts.hostname:
         raise SourceError(f"{redact(uri)} names no host: write http://host:port/path.")
     plain = urlunsplit((parts.scheme, str(place), parts.path, parts.query, ""))
-    ways = _Ways(wait)
+    ways = _WaitingHandler(wait)
     if parts.username is None:
         return urllib.request.build_opener(ways, _Redirects), plain
     passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()

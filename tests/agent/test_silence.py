@@ -22,7 +22,7 @@ from device.agent.pipeline_process import (
     PipelineProcess,
 )
 from device.agent.process_activity import Activity, activity_of
-from device.agent.silence import HARD, IDLE_S, STOPPED_S, Heard, Looks, Patience, why_ended
+from device.agent.silence import HARD, IDLE_S, STOPPED_S, ActivityWatch, Heard, Patience, why_ended
 from device.start.keeper import kept
 from device.start.process_tree import descendants
 
@@ -36,9 +36,9 @@ FLOODS = replace(RUNS, flood_s=3.0)
 SLEEPS = Activity("S", 5, 100, 0)
 
 
-def seen(*looks: Activity | None, from_s: float = 10.0) -> Looks:
+def seen(*looks: Activity | None, from_s: float = 10.0) -> ActivityWatch:
     """Looks each half second."""
-    value = Looks()
+    value = ActivityWatch()
     for number, activity in enumerate(looks):
         value = value.looked(activity, from_s + number / 2)
     return value
@@ -65,8 +65,8 @@ STOPPED = seen(*[replace(SLEEPS, state="T")] * 3)
     ("heard", "looks", "patience", "now_s", "reason"),
     [
         # it runs: its loop has so long, whatever other threads do
-        (RUNS, Looks(), LIMITS, 12.0, None),
-        (RUNS, Looks(), LIMITS, 12.1, "no sign of life for 2 s (stall_s)"),
+        (RUNS, ActivityWatch(), LIMITS, 12.0, None),
+        (RUNS, ActivityWatch(), LIMITS, 12.1, "no sign of life for 2 s (stall_s)"),
         (RUNS, IDLES, LIMITS, 12.1, "no sign of life"),
         (RUNS, BUSY, LIMITS, 12.1, "no sign of life"),
         (RUNS, SPINS, LIMITS, 12.1, "no sign of life"),
@@ -86,7 +86,7 @@ STOPPED = seen(*[replace(SLEEPS, state="T")] * 3)
         (RUNS, STOPPED, LIMITS, 10.1 + STOPPED_S, "a signal has stopped it"),
         (LOADS, STOPPED, LIMITS, 10.1 + STOPPED_S, "a signal has stopped it"),
         # it floods its output, with heartbeats or without
-        (replace(FLOODS, alive_s=50.0), Looks(), LIMITS, 51.0, None),
+        (replace(FLOODS, alive_s=50.0), ActivityWatch(), LIMITS, 51.0, None),
         (FLOODS, BUSY, LIMITS, 12.1, "but a flood of other output"),
         (replace(LOADS, flood_s=3.0), BUSY, LIMITS, 12.1, "but a flood of other output"),
         (replace(LOADS, flood_s=2.0), BUSY, LIMITS, 12.1, None),
@@ -94,7 +94,7 @@ STOPPED = seen(*[replace(SLEEPS, state="T")] * 3)
         (LOADS, IDLES, LIMITS, 10.0 + IDLE_S, None),
         (LOADS, IDLES, LIMITS, 10.1 + IDLE_S, "no output, and used no processor"),
         (replace(LOADS, alive_s=50.0), IDLES, LIMITS, 50.0 + IDLE_S, None),  # a thread beats
-        (LOADS, Looks(), LIMITS, 99.0, None),  # nothing is known
+        (LOADS, ActivityWatch(), LIMITS, 99.0, None),  # nothing is known
         *((LOADS, looks, LIMITS, 20.0, None) for looks in (BUSY, READS, SPINS, STARVES, ON_DISK)),
         (LOADS, seen(*[SLEEPS] * 9, *grown("S", cpu_ticks=9)[5:6]), LIMITS, 14.0 + IDLE_S, None),
         (LOADS, seen(*[SLEEPS] * 9, *grown("S", cpu_ticks=9)[5:6]), LIMITS, 17.6, "no output"),
@@ -103,7 +103,7 @@ STOPPED = seen(*[replace(SLEEPS, state="T")] * 3)
     ],
 )  # fmt: skip
 def test_a_silent_pipeline_is_ended_at_its_limit(
-    heard: Heard, looks: Looks, patience: Patience, now_s: float, reason: str | None
+    heard: Heard, looks: ActivityWatch, patience: Patience, now_s: float, reason: str | None
 ) -> None:
     actual = why_ended(heard, looks, patience, now_s, 0.0)
     assert (actual is None) == (reason is None), actual
@@ -113,7 +113,7 @@ def test_a_silent_pipeline_is_ended_at_its_limit(
 def test_what_was_missed_while_the_agent_stood_still_does_not_count() -> None:
     assert why_ended(RUNS, IDLES, FIRST, 60.0, 58.0) is None
     assert why_ended(RUNS, STOPPED, LIMITS, 60.0, 59.0) is None
-    assert why_ended(LOADS, Looks(), LIMITS, 130.0, 31.0) is None
+    assert why_ended(LOADS, ActivityWatch(), LIMITS, 130.0, 31.0) is None
 
 
 # --- real processes

@@ -31,7 +31,7 @@ from device.smp.message import HEADER, READ
 from toolkit.fleet.boards import discovery
 from toolkit.fleet.boards.discovery import (
     FoundBoard,
-    Look,
+    ProbeResult,
     Search,
     SearchOptions,
     announced_paths,
@@ -153,9 +153,9 @@ def test_the_only_board_is_flashed_without_a_word(
 ) -> None:
     whole = discovery.look_mdns
 
-    def first_alone(options: SearchOptions) -> Look:
+    def first_alone(options: SearchOptions) -> ProbeResult:
         look = whole(options)
-        return Look(look.kind, look.sentence, look.places[:1])
+        return ProbeResult(look.kind, look.sentence, look.places[:1])
 
     monkeypatch.setattr(discovery, "FINDERS", (first_alone,))
     bundle = make_bundle(tmp_path / "in", version="1")
@@ -359,7 +359,10 @@ def test_a_board_that_is_there_by_several_ways_counts_once() -> None:
 
 
 def test_no_board_says_where_was_looked() -> None:
-    looks = (Look("USB network", "192.168.55.1: nobody answers"), Look("mDNS", "nobody"))
+    looks = (
+        ProbeResult("USB network", "192.168.55.1: nobody answers"),
+        ProbeResult("mDNS", "nobody"),
+    )
     words = str(discovery.no_boards(Search(looks, ())))
     assert "USB network: 192.168.55.1: nobody answers; mDNS: nobody" in words
     assert "connect its USB cable" in words
@@ -379,7 +382,7 @@ def test_what_is_announced_becomes_an_address(user: str, host: str, address: str
 
 @pytest.mark.parametrize("address", ["ssh://-oProxyCommand%3Dx@h", "ssh://h?agnt=1", "usb://x"])
 def test_a_place_with_a_wrong_address_is_one_that_fails(address: str) -> None:
-    board = discovery._ask(discovery.Place(address, "liar"))
+    board = discovery._ask(discovery.BoardAddress(address, "liar"))
     assert board.facts is None
     assert board.error
 

@@ -21,7 +21,7 @@ from wheel_fixtures import agent_wheel
 
 from device.errors import TandemError
 from toolkit.cli.main import tandem
-from toolkit.fleet.boards.discovery import Look, Place, SearchOptions
+from toolkit.fleet.boards.discovery import BoardAddress, ProbeResult, SearchOptions
 
 ROOT = Path(__file__).parents[2]
 # When a library of this process is imported, it prints as native code does, past sys.stdout, then a
@@ -193,9 +193,9 @@ def run(folder: Path, *words: str, **streams: object) -> "subprocess.CompletedPr
     )  # fmt: skip
 
 
-def look_beside(_: SearchOptions) -> Look:
+def look_beside(_: SearchOptions) -> ProbeResult:
     """Double of the searches: a board whose SSH refuses at once, whatever network is here."""
-    return Look("USB network", "127.0.0.2 answers", (Place("ssh://127.0.0.2:1"),))
+    return ProbeResult("USB network", "127.0.0.2 answers", (BoardAddress("ssh://127.0.0.2:1"),))
 
 
 def here(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":

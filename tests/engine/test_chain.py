@@ -26,8 +26,8 @@ from device.runtime.chain_steps import (
     Borders,
     Format,
     Member,
-    Place,
     Step,
+    TensorBuffer,
     in_graphs,
     plan_steps,
 )
@@ -175,7 +175,7 @@ def test_graphs_end_at_the_tasks_of_a_dla() -> None:
 
 
 def text(step: Step) -> str:
-    def place(one: Place | None) -> str:
+    def place(one: TensorBuffer | None) -> str:
         return "" if one is None else f"{one.owner}/{one.tensor}"
 
     if step.kind == "run":

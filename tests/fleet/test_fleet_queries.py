@@ -26,7 +26,7 @@ from device.protocol.topics import Topics
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.rollout.machine import replay
 from toolkit.fleet.rollout.targets import fulfils, parse_requirements
 from toolkit.fleet.server import operations
@@ -55,7 +55,7 @@ def all_rows(store: Database, where: DeviceFilter = queries.EVERY) -> list[Devic
     return list(queries.stream(store, where, EAR, page=7))
 
 
-def presence_of(row: DeviceRow, ear: Ear) -> str:
+def presence_of(row: DeviceRow, ear: ListeningPeriod) -> str:
     """What the expression in SQL stands for, by the pure function."""
     if row.state is None:
         return "unknown"
@@ -67,7 +67,7 @@ def presence_of(row: DeviceRow, ear: Ear) -> str:
 
 
 def test_a_plan_sees_devices_as_their_documents_are(filled: Database) -> None:
-    for ear in (EAR, Ear(NOW_S - 10.0, NOW_S), Ear(NOW_S, NOW_S)):
+    for ear in (EAR, ListeningPeriod(NOW_S - 10.0, NOW_S), ListeningPeriod(NOW_S, NOW_S)):
         expected = [target for row in all_rows(filled) if (target := row.target(ear))]
         assert queries.load_targets(filled, ear) == [
             replace(one, facts=msgspec.structs.replace(one.facts, labels={}, bundles=()))
@@ -104,11 +104,11 @@ def test_a_plan_reads_the_documents_of_full_devices_alone(
 
 
 def test_presence_is_judged_as_the_pure_function_does(filled: Database) -> None:
-    for ear in (EAR, Ear(NOW_S - 10.0, NOW_S), Ear(NOW_S, NOW_S)):
+    for ear in (EAR, ListeningPeriod(NOW_S - 10.0, NOW_S), ListeningPeriod(NOW_S, NOW_S)):
         check_presence(filled, ear)
 
 
-def check_presence(filled: Database, ear: Ear) -> None:
+def check_presence(filled: Database, ear: ListeningPeriod) -> None:
     rows = all_rows(filled)
     expected = Counter(presence_of(row, ear) for row in rows)
     assert queries.count_devices(filled, queries.EVERY, ear) == dict(expected)
@@ -238,14 +238,14 @@ def test_a_change_that_is_rolled_back_gives_its_number_back(filled: Database) ->
 def test_a_fleet_has_a_sample_a_minute(filled: Database) -> None:
     for second in range(0, 301, 10):
         with filled.write():
-            presence.save_sample(filled, Ear(0.0, NOW_S + second))
+            presence.save_sample(filled, ListeningPeriod(0.0, NOW_S + second))
     samples = presence.load_samples(filled, NOW_S)
     assert [sample.at_s for sample in samples] == [10_020 + 60 * n for n in range(5)]
     assert samples[0].counts["silent"] < samples[-1].counts["silent"]
     assert sum(samples[0].counts.values()) == 120
     assert len(presence.load_samples(filled, NOW_S, most=2)) == 3
     with filled.write():
-        presence.save_sample(filled, Ear(0.0, NOW_S + presence.KEPT_S + 121.0))
+        presence.save_sample(filled, ListeningPeriod(0.0, NOW_S + presence.KEPT_S + 121.0))
     assert presence.load_samples(filled, 0.0)[0].at_s == 10_080
 
 

@@ -20,7 +20,7 @@ from tuf.api.metadata import Metadata, Targets
 from device.errors import TrustError
 from device.trust.exchange import Refused, Trusted
 from device.trust.fetchers import FolderFetcher
-from device.trust.journal import Counter, Journal, Seen
+from device.trust.journal import Counter, Journal, SeenVersion
 from device.trust.verify import verify
 from toolkit.cli.main import tandem
 from toolkit.fleet.bundles.release import target_path
@@ -230,14 +230,14 @@ def test_a_power_cut_never_takes_a_version_from_the_journal(tmp_path: Path) -> N
     with record(folder) as recording:
         journal = Journal(folder)
         for version in range(1, 5):
-            journal.note({"timestamp": Seen(version, "k")}, Counter(version, "p", "d"))
+            journal.note({"timestamp": SeenVersion(version, "k")}, Counter(version, "p", "d"))
             recording.mark(version)
     count = 0
     for number, state in enumerate(states(recording, random.Random(1))):
         disk = tmp_path / f"disk{number}"
         write_tree(state.tree, disk)
         after, claim = Journal(disk).record, state.claim or 0
-        known = after.versions.get("timestamp", Seen()).version
+        known = after.versions.get("timestamp", SeenVersion()).version
         assert known in (claim, claim + 1), state
         assert after.counter.value == known
         if claim:

@@ -29,13 +29,13 @@ from device.protocol.documents import (
 )
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.store import devices, dialects, lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.dialects import ROWS_AT_ONCE, parse_url
 
 SHA = "a" * 64
-EAR = Ear(0.0, 100.0)
+EAR = ListeningPeriod(0.0, 100.0)
 BLOB = BlobSpec(sha256=SHA, bytes=10, chunk_bytes=65536, index_sha256="c" * 64)
 RELEASE = ReleaseSpec(name="n", version="2", profile="p", blob=BLOB)
 SPEC = v.RolloutSpec(key="k", release=RELEASE, groups=("rest",))

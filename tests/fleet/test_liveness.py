@@ -35,7 +35,7 @@ from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.groups import assign
-from toolkit.fleet.rollout.liveness import Ear, Voice, judge, outages, place_of
+from toolkit.fleet.rollout.liveness import LastHeard, ListeningPeriod, judge, outages, place_of
 from toolkit.fleet.rollout.machine import replay, step
 from toolkit.fleet.rollout.targets import Target
 from toolkit.fleet.server import device_cache
@@ -79,11 +79,11 @@ def store(tmp_path: Path) -> Iterator[Database]:
 def test_a_device_is_judged_by_its_age_and_by_what_could_be_heard(
     heard_s: float, beat_s: float, since_s: float, verdict: str
 ) -> None:
-    assert judge(heard_s, beat_s, Ear(since_s, 1000.0)) == verdict
+    assert judge(heard_s, beat_s, ListeningPeriod(since_s, 1000.0)) == verdict
 
 
-def voices(*rows: tuple[str, float], **labels: str) -> list[Voice]:
-    return [Voice(name, heard_s, BEAT_S, place_of(labels)) for name, heard_s in rows]
+def voices(*rows: tuple[str, float], **labels: str) -> list[LastHeard]:
+    return [LastHeard(name, heard_s, BEAT_S, place_of(labels)) for name, heard_s in rows]
 
 
 def test_a_site_that_falls_silent_is_one_event() -> None:
@@ -110,7 +110,7 @@ def test_a_site_that_falls_silent_is_one_event() -> None:
 def test_an_outage_is_said_once_when_an_interval_is_over() -> None:
     watch = Watch()
     watch.begin(0.0)
-    rows = [Voice(f"d{n}", float(n), 10.0, "") for n in range(8)]
+    rows = [LastHeard(f"d{n}", float(n), 10.0, "") for n in range(8)]
     fallen: set[str] = set()
     messages = []
     for second in range(60):
@@ -127,11 +127,11 @@ def test_a_server_that_stood_still_listens_anew() -> None:
     watch = Watch()
     watch.begin(0.0)
     watch.caught_up(5.0)  # at the limit
-    assert watch.ear == Ear(0.0, 5.0)
+    assert watch.ear == ListeningPeriod(0.0, 5.0)
     watch.caught_up(10.1)
-    assert watch.ear == Ear(10.1, 10.1)
+    assert watch.ear == ListeningPeriod(10.1, 10.1)
     watch.caught_up(9.0)  # the clock was set back
-    assert watch.ear == Ear(9.0, 9.0)
+    assert watch.ear == ListeningPeriod(9.0, 9.0)
 
 
 # -- the counter
@@ -411,7 +411,7 @@ def test_a_silent_device_is_no_live_one_until_it_is_heard(store: Database, tmp_p
     for name in ("d0", "d1"):
         control.devices[name] = replace(control.devices[name], heard_s=now_s - BEAT_S - 1)
     server._watch = Watch()  # which has not looked a moment ago
-    server._watch.ear = Ear(now_s - BEAT_S, time.time())
+    server._watch.ear = ListeningPeriod(now_s - BEAT_S, time.time())
     hear(server, control)
     assert control.states[number].devices["d0"].phase == "silent"
     assert control.states[number].groups[0].counts == {"silent": 1, "sent": 1}
@@ -488,7 +488,7 @@ def test_a_plan_takes_a_silent_device_for_one_that_is_away(store: Database) -> N
     ]
     with store.write():
         save_devices(store, rows)
-        save_ear(store, Ear(now_s - 1000.0, now_s))
+        save_ear(store, ListeningPeriod(now_s - 1000.0, now_s))
     assert make_plan(store, SPEC_50).offline == ("dead",)
     assert make_plan(store, SPEC_50).groups[0].devices == ("there",)
     assert [(e.place, e.devices) for e in read_outages(store)] == [("", ("dead",))]

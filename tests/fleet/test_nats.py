@@ -22,7 +22,7 @@ from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message,
 from device.protocol.tls import TlsFiles
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import OPERATOR, SERVER, Authority
-from toolkit.fleet.brokers.mosquitto import BrokerFiles, Roster
+from toolkit.fleet.brokers.mosquitto import BrokerFiles, DeviceAccess
 from toolkit.fleet.brokers.nats import write_nats
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.trust import certificates
@@ -94,7 +94,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     for device in ("board-1", "board-2"):
         certificates.issue_device(authority, device, folder / device)
     files = BrokerFiles(folder / "broker", folder / "identity", port, "nats")
-    write_nats(files, Roster(("board-1", "board-2")))
+    write_nats(files, DeviceAccess(("board-1", "board-2")))
     with nats(files.folder, port):
         yield Node(folder, files)
 

@@ -24,7 +24,7 @@ from device.protocol.tls import TlsFiles
 from toolkit.cli.main import tandem
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import CLAIM, OPERATOR, SERVER, Authority, read_certificate
-from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, BrokerFiles, Roster
+from toolkit.fleet.brokers.mosquitto import DEVICE_RIGHTS, BrokerFiles, DeviceAccess
 from toolkit.fleet.brokers.rabbitmq import definitions, subject_hash, write_rabbitmq
 from toolkit.fleet.folder import load_settings, make_fleet
 from toolkit.fleet.trust import certificates
@@ -32,7 +32,7 @@ from toolkit.fleet.trust import certificates
 WAIT_S = 60.0
 
 
-def topic_rights(name: str, roster: Roster) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def topic_rights(name: str, roster: DeviceAccess) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """What RabbitMQ makes of the patterns of a user: (read, write)."""
     rows = json.loads(definitions(roster))["topic_permissions"]
     (row,) = [row for row in rows if row["user"] == name]
@@ -45,7 +45,7 @@ def routing_key(topic: str) -> str:
 
 
 def test_a_device_has_the_rights_of_mosquitto_s_list_and_no_others() -> None:
-    read, write = topic_rights("board-1", Roster(("board-1",)))
+    read, write = topic_rights("board-1", DeviceAccess(("board-1",)))
     for right, topic in DEVICE_RIGHTS:
         example = routing_key(f"fleet/v1/board-1/{topic.replace('+', 'x').replace('#', 'y')}")
         assert bool(read.search(example)) == ("read" in right), topic
@@ -60,15 +60,15 @@ def test_a_device_has_the_rights_of_mosquitto_s_list_and_no_others() -> None:
 
 
 def test_the_operator_does_not_speak_for_a_server() -> None:
-    read, write = topic_rights(OPERATOR, Roster())
+    read, write = topic_rights(OPERATOR, DeviceAccess())
     assert write.search("fleet.v1.board-1.cmd.end.1")
     assert read.search("fleet.v1.#")
     assert not write.search("fleet.v1.~server.claim.x")
-    assert topic_rights(SERVER, Roster())[1].search("fleet.v1.~server.claim.x")
+    assert topic_rights(SERVER, DeviceAccess())[1].search("fleet.v1.~server.claim.x")
 
 
 def test_a_revoked_device_keeps_no_right_at_all() -> None:
-    document = json.loads(definitions(Roster(("board-1",), ("lost-1",))))
+    document = json.loads(definitions(DeviceAccess(("board-1",), ("lost-1",))))
     rights = {row["user"]: row for row in document["permissions"]}
     for right in ("configure", "write", "read"):
         assert not re.search(rights["lost-1"][right], "amq.topic")
@@ -78,26 +78,26 @@ def test_a_revoked_device_keeps_no_right_at_all() -> None:
     assert not re.search(rights["board-1"]["read"], own.replace("board-1", "board-2"))
     pipeline = "mqtt-subscription-tandem-board-1-4711qos1"
     assert re.search(rights["board-1"]["read"], pipeline)
-    read, write = topic_rights("lost-1", Roster((), ("lost-1",)))
+    read, write = topic_rights("lost-1", DeviceAccess((), ("lost-1",)))
     assert not read.search("fleet.v1.lost-1.desired")
     assert not write.search("fleet.v1.lost-1.reported")
 
 
 def test_a_device_reads_no_queue_of_one_whose_name_begins_as_its_own() -> None:
     devices = ("board", "board-1", "agent-board")
-    document = json.loads(definitions(Roster(devices)))
+    document = json.loads(definitions(DeviceAccess(devices)))
     rights = {row["user"]: row for row in document["permissions"]}
     for device in devices:
         queue_name = f"mqtt-subscription-tandem-agent-{device}qos1"
         for user in devices:
             for right in ("configure", "write", "read"):
                 assert bool(re.search(rights[user][right], queue_name)) == (user == device), user
-    (alone,) = json.loads(definitions(Roster(("agent-board",))))["permissions"][3:]
+    (alone,) = json.loads(definitions(DeviceAccess(("agent-board",))))["permissions"][3:]
     assert re.search(alone["read"], "mqtt-subscription-tandem-agent-board-4711qos1")
 
 
 def test_users_have_no_password_and_import_needs_no_other_file() -> None:
-    document = json.loads(definitions(Roster(("board-1",))))
+    document = json.loads(definitions(DeviceAccess(("board-1",))))
     assert {row["password_hash"] for row in document["users"]} == {""}
     assert {row["name"] for row in document["users"]} >= {SERVER, CLAIM, "board-1"}
 
@@ -172,7 +172,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     files = BrokerFiles(folder / "broker", folder / "identity", port, "rabbitmq")
     with port_mapper(base / "home") as environment:
         rabbit = RabbitNode(files, "one@localhost", environment)
-        rabbit.write(Roster(("board-1", "board-2")))
+        rabbit.write(DeviceAccess(("board-1", "board-2")))
         try:
             rabbit.start()
             yield Node(folder, rabbit)
@@ -310,7 +310,7 @@ def test_a_broker_that_does_not_run_here_is_not_told(
     files = BrokerFiles(tmp_path / "full" / "broker", tmp_path / "fleet" / "identity", 1)
     (tmp_path / "full").touch()
     with pytest.raises(FleetError, match="cannot write the files of the broker"):
-        write_rabbitmq(files, Roster())
+        write_rabbitmq(files, DeviceAccess())
 
 
 # -- a cluster
@@ -343,7 +343,7 @@ def test_a_fleet_goes_on_at_the_other_node_when_one_is_killed(
         ]  # fmt: skip
         try:
             for node in nodes:
-                node.write(Roster(), names)
+                node.write(DeviceAccess(), names)
                 node.start()
             for name, value in nodes[0].variables().items():
                 monkeypatch.setenv(name, value)

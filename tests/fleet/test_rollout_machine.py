@@ -153,7 +153,7 @@ def test_a_rollback_sends_all_that_got_the_release_to_the_one_before() -> None:
     _, actions = step(
         run.spec, run.state, [v.Answered(at_s=1.0, device="d1", live=False), v.Tick(at_s=1.0)]
     )
-    assert actions == tuple(v.Undo(device=f"d{n}", sha256=OLD) for n in range(3))
+    assert actions == tuple(v.Revert(device=f"d{n}", sha256=OLD) for n in range(3))
     run.answer(False, "d1")
     assert run.state.status == "rolling_back"
     assert run.phases()["d3"] == "skipped"
@@ -513,7 +513,7 @@ def test_sends_keep_to_groups_limits_and_pauses(spec: v.RolloutSpec, events: lis
         assert not sent & set(sends)  # each device once
         assert not undone & set(sends)  # none gets the release back after its rollback
         sent.update(sends)
-        undos = {action.device for action in actions if isinstance(action, v.Undo)}
+        undos = {action.device for action in actions if isinstance(action, v.Revert)}
         assert undos <= sent
         undone |= undos
         if state.status == "running" and isinstance(event, v.Tick):  # else it had to stop

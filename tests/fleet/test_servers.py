@@ -22,7 +22,7 @@ from device.protocol.topics import Topics
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.server import control as control_module
 from toolkit.fleet.server import serve
 from toolkit.fleet.server.answers import Answers
@@ -313,11 +313,11 @@ def test_waits_begin_anew_only_where_no_server_heard_the_devices(store: Database
     spec = v.RolloutSpec(key="k", release=release("a"), groups=("rest",))
     start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
     with control.write():
-        save_ear(store, Ear(time.time() - 60.0, time.time()))
+        save_ear(store, ListeningPeriod(time.time() - 60.0, time.time()))
     control.advance({}, reconnected=True)
     assert "reconnected" not in event_kinds(store)
     with control.write():
-        save_ear(store, Ear(time.time() - 120.0, time.time() - 60.0))
+        save_ear(store, ListeningPeriod(time.time() - 120.0, time.time() - 60.0))
     control.advance({}, reconnected=True)
     assert event_kinds(store)[-1] == "reconnected"
 

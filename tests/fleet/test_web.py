@@ -31,7 +31,7 @@ from toolkit.fleet.client import Client
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import archive_log, make_plan, start_rollout
 from toolkit.fleet.store import accounts, log, rollouts
@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows.append(device_row("cam-3", bad))
     with database.write():
         save_devices(database, [replace(row, heard_s=now_s) for row in rows])
-        save_ear(database, Ear(now_s - 3600.0, now_s))
+        save_ear(database, ListeningPeriod(now_s - 3600.0, now_s))
     begin_rollout(database, "otto (web)")
     database.close()
     return folder

@@ -47,7 +47,7 @@ from toolkit.gpu.codegen.compile_kernels import compile_ops
 from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.frames import PIXELS, compile_frames, frame_program
 from toolkit.gpu.segments import GpuBackend
-from toolkit.quantize.preprocess.decide import Stated
+from toolkit.quantize.preprocess.decide import StatedPreprocessing
 from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.ranges.measure import RangeOptions
 
@@ -141,7 +141,7 @@ def test_the_kernels_compile_for_a_board() -> None:
 
 
 def stated(name: str = "yolo") -> RangeOptions:
-    return RangeOptions(preprocess=Stated(PRESETS[name].values, name))
+    return RangeOptions(preprocess=StatedPreprocessing(PRESETS[name].values, name))
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.importers.onnx import import_model
 from toolkit.importers.origin import ModelOrigin, model_origin
-from toolkit.quantize.preprocess.decide import ASSUMED, FROM_INPUT, Stated, decide
+from toolkit.quantize.preprocess.decide import ASSUMED, FROM_INPUT, StatedPreprocessing, decide
 from toolkit.quantize.preprocess.known import KNOWN, known_preprocessing
 from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.ranges.data import input_specs, open_data
@@ -162,7 +162,7 @@ def test_the_input_gives_layout_channels_and_dtype(
 def test_inputs_that_are_no_images_have_no_preprocessing(inputs: list[InputSpec]) -> None:
     assert decide(None, None, inputs) is None
     with pytest.raises(CalibrationError, match="says mean, but the model has no single image"):
-        decide(Stated(values={"mean": (0.5,)}), None, inputs)
+        decide(StatedPreprocessing(values={"mean": (0.5,)}), None, inputs)
 
 
 def test_single_values_go_before_a_preset_and_a_preset_before_the_model() -> None:
@@ -171,7 +171,7 @@ def test_single_values_go_before_a_preset_and_a_preset_before_the_model() -> Non
     assert known is not None
     assert known.config.mean == (0.485, 0.456, 0.406)
     assert "resnet18" in known.origins["mean"]
-    stated = Stated(PRESETS["raw"].values, "--preprocess raw", {"color": "bgr"})
+    stated = StatedPreprocessing(PRESETS["raw"].values, "--preprocess raw", {"color": "bgr"})
     decision = decide(stated, hint, NCHW)
     assert decision is not None
     assert decision.value == Preprocessing(resize="stretch", color="bgr", scale=1.0)
@@ -182,7 +182,7 @@ def test_single_values_go_before_a_preset_and_a_preset_before_the_model() -> Non
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("inputs", [NCHW, NHWC])
 def test_every_preset_can_be_decided(name: str, inputs: list[InputSpec]) -> None:
-    decision = decide(Stated(PRESETS[name].values, name), None, inputs)
+    decision = decide(StatedPreprocessing(PRESETS[name].values, name), None, inputs)
     assert decision is not None
     assert decision.config.input_shape == inputs[0].shape
 
@@ -209,11 +209,11 @@ def test_values_that_do_not_fit_the_model_are_refused(
     stated: dict[str, object], inputs: list[InputSpec], message: str
 ) -> None:
     with pytest.raises(CalibrationError, match=message):
-        decide(Stated(values=stated), None, inputs)
+        decide(StatedPreprocessing(values=stated), None, inputs)
 
 
 def test_a_mean_in_pixels_is_taken_with_a_scale_of_1() -> None:
-    stated = Stated(values={"mean": (123.7, 116.3, 103.5), "scale": 1.0})
+    stated = StatedPreprocessing(values={"mean": (123.7, 116.3, 103.5), "scale": 1.0})
     assert decide(stated, None, NCHW) is not None
 
 
@@ -423,7 +423,7 @@ def test_a_model_without_a_convolution_has_no_first_layer(tmp_path: Path) -> Non
 )
 def test_a_model_of_others_fits_its_own_statistics_alone(preset: str, fits: bool) -> None:
     imported = import_model(foreign_model("ppocr-v4-det"), shapes={"x": (1, 3, 160, 160)})
-    stated = Stated(PRESETS[preset].values, preset)
+    stated = StatedPreprocessing(PRESETS[preset].values, preset)
     specs = input_specs(imported.model)
     decision = decide(stated, None, specs)
     assert decision is not None

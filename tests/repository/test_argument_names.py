@@ -16,7 +16,7 @@ from device.argument_names import with_arguments
 from toolkit.build import build, calibrate, plan
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.partition.planning.forced import Forced
-from toolkit.quantize.preprocess.decide import Stated
+from toolkit.quantize.preprocess.decide import StatedPreprocessing
 
 FUNCTIONS = {"build": build, "plan": plan, "calibrate": calibrate}
 ARGUMENTS = {"build": names.BUILD, "plan": names.PLAN, "calibrate": names.CALIBRATE}
@@ -24,7 +24,7 @@ CLASSES = {
     one.__name__: one
     for one in (
         tandem.BuildOptions, tandem.PlanOptions, tandem.RangeOptions, tandem.ModelPath,
-        tandem.DimRange, TacticOptions, Forced, Stated,
+        tandem.DimRange, TacticOptions, Forced, StatedPreprocessing,
     )
 }  # fmt: skip
 # Commands that are named as a whole: they are run beside a script.

@@ -20,7 +20,7 @@ from pipelines.sources.gst import CHILD
 from scripts.chaos import TOPICS, Chaos, bytes_below
 from scripts.chaos_checks import (
     CHECKS,
-    Sight,
+    Observation,
     camera_away_is_said,
     hung_pipeline_is_killed,
     no_orphans,
@@ -48,9 +48,11 @@ def reported(status: str, reason: str = "", name: str = "one") -> Reported:
     )  # fmt: skip
 
 
-def sight(report: Reported | None, *rows: Process, camera_up: bool = True) -> Sight:
+def sight(report: Reported | None, *rows: Process, camera_up: bool = True) -> Observation:
     table = {row.pid: row for row in (AGENT, *rows)}
-    return Sight(table, AGENT.pid, report, online=True, camera_up=camera_up, state_bytes=0, slots=2)
+    return Observation(
+        table, AGENT.pid, report, online=True, camera_up=camera_up, state_bytes=0, slots=2
+    )
 
 
 def test_a_seed_always_gives_the_same_faults() -> None:

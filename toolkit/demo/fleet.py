@@ -29,7 +29,7 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReceivedFrame:
     """One frame's detections as the client received them."""
 
     event: Event
@@ -46,7 +46,7 @@ class Listener:
     """What the client has received, in order; written by one thread."""
 
     topics: Topics
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ReceivedFrame] = field(default_factory=list)
     stats: list[Stats] = field(default_factory=list)
     reported: list[Reported] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class Listener:
         """Store one message; ignore unknown ones."""
         if message.topic == self.topics.detections:
             event = msgspec.json.decode(message.payload, type=Event)
-            self.seen.append(Seen(event, time.time_ns()))
+            self.seen.append(ReceivedFrame(event, time.time_ns()))
         elif message.topic == self.topics.stats:
             stats = decode_message(message.payload)
             if isinstance(stats, Stats):
@@ -62,7 +62,7 @@ class Listener:
         elif message.topic == self.topics.reported and message.payload:
             self.reported.append(decode_document(message.payload, Reported))
 
-    def of(self, pipeline: str) -> list[Seen]:
+    def of(self, pipeline: str) -> list[ReceivedFrame]:
         """Return the frames that one release's pipeline published."""
         return [item for item in self.seen if item.event.pipeline == pipeline]
 
@@ -78,7 +78,7 @@ class Fleet:
 
     def wait_for_frames(
         self, pipeline: str, count: int, timeout_s: float, on_progress: Callable[[float], None]
-    ) -> list[Seen]:
+    ) -> list[ReceivedFrame]:
         """Wait for `count` more frames of a pipeline and return them.
 
         Raises DeployError: they did not arrive in time, or the agent ended.

@@ -24,7 +24,7 @@ from pipelines.sinks.table import FrameResult
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
 from pipelines.stages.accuracy import Accuracy
-from toolkit.demo.fleet import DEVICE, Fleet, Seen, start_fleet
+from toolkit.demo.fleet import DEVICE, Fleet, ReceivedFrame, start_fleet
 from toolkit.demo.releases import Release, broken, pipeline_for, write_release
 from toolkit.demo.scene_video import FPS, write_scene_video
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
@@ -92,7 +92,7 @@ class Deployment:
 
     release: Release
     result: DeployResult
-    frames: tuple[Seen, ...]
+    frames: tuple[ReceivedFrame, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ _COMMON: Sequence[ArgumentName] = (
     _row("preprocess-on", r'BuildOptions(preprocess_on="\1")', r" (\w+)"),
     _row("workspace-mib", "BuildOptions(tactics=TacticOptions(workspace_bytes=...))"),
     _row("preprocess", f"{_RANGES}(preprocess=...)", r"(?: [a-z]+(?=[.,;]))?"),
-    _row("strict", "Stated(strict=True)"),
+    _row("strict", "StatedPreprocessing(strict=True)"),
     _row("scale", r"scale=\1", r" (\d+)"),
     _row("keep", rf'{_RANGES}(keep="none")', " none"),
     _row("keep", rf"{_RANGES}(most_float=0.\1)", r" (\d+)%"),

@@ -5,7 +5,7 @@ from msgspec import UNSET, UnsetType
 from device.engine.preprocessing import Preprocessing, describe, differences
 from toolkit.engine.frontend_result import Frontend
 from toolkit.errors import BuildError
-from toolkit.quantize.preprocess.decide import Stated, as_stated, decide, stated_over
+from toolkit.quantize.preprocess.decide import StatedPreprocessing, as_stated, decide, stated_over
 from toolkit.quantize.preprocess.known import known_preprocessing
 from toolkit.quantize.ranges.data import input_specs
 
@@ -29,7 +29,7 @@ def engine_preprocessing(front: Frontend) -> Preprocessing | UnsetType:
     return UNSET if decision is None else decision.value
 
 
-def _refuse_another(recorded: Preprocessing, stated: Stated) -> None:
+def _refuse_another(recorded: Preprocessing, stated: StatedPreprocessing) -> None:
     different = differences(recorded, stated_over(recorded, stated))
     if different:
         changes = ", ".join(f"{name} {text}" for name, text in different.items())

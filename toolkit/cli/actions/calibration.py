@@ -9,7 +9,7 @@ import click
 from calibration.budget import parse_budget
 from pipelines.config import ModelConfig, load_labels, load_model
 from toolkit.cli.options.calibration import CalibrationOptions, PreprocessOptions
-from toolkit.quantize.preprocess.decide import Stated, as_stated
+from toolkit.quantize.preprocess.decide import StatedPreprocessing, as_stated
 from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.trials.keep import MOST_FLOAT
@@ -50,7 +50,9 @@ def range_options(options: CalibrationOptions, workers: Workers | None = None) -
     )
 
 
-def stated_preprocessing(options: PreprocessOptions) -> tuple[Stated, ModelConfig | None]:
+def stated_preprocessing(
+    options: PreprocessOptions,
+) -> tuple[StatedPreprocessing, ModelConfig | None]:
     """Return what the command line says of the preprocessing, and the model file that it names."""
     names = ("mean", "std", "scale", "color", "layout", "interpolation")
     values: dict[str, Any] = {
@@ -59,14 +61,16 @@ def stated_preprocessing(options: PreprocessOptions) -> tuple[Stated, ModelConfi
     values |= options.resize or {}
     name = options.preprocess
     if name is None:
-        return Stated(values=values, strict=options.strict), None
+        return StatedPreprocessing(values=values, strict=options.strict), None
     origin = f"--preprocess {name}"
     if name in PRESETS:
-        return Stated(PRESETS[name].values, origin, values, options.strict), None
+        return StatedPreprocessing(PRESETS[name].values, origin, values, options.strict), None
     path = Path(name)
     if not path.suffix and not path.exists():
         raise click.BadParameter(
             f"{name!r} is no file and none of {', '.join(PRESETS)}", param_hint="--preprocess"
         )
     model = load_model(path)
-    return Stated(as_stated(model.preprocess).base, origin, values, options.strict), model
+    return StatedPreprocessing(
+        as_stated(model.preprocess).base, origin, values, options.strict
+    ), model

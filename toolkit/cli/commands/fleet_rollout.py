@@ -108,7 +108,7 @@ class RolloutStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RolloutCommand:
     """An order to rollout N."""
 
     number: int = argument("N", min=1)
@@ -151,7 +151,7 @@ rollout = group(
         command(RolloutStatus, "fleet.rollout:status"),
         *(
             command(
-                Order,
+                RolloutCommand,
                 "fleet.rollout:give_order",
                 name=word,
                 text=f"{text}\n\nExample: tandem fleet rollout {word} 3 --fleet fleet/",

@@ -82,7 +82,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BoardAddress:
     """The address at which a board may be, and what it calls itself, "" if it does not."""
 
     address: str
@@ -90,12 +90,12 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProbeResult:
     """What one look gave; `sentence` for a line."""
 
     kind: str
     sentence: str
-    places: tuple[Place, ...] = ()
+    places: tuple[BoardAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class FoundBoard:
 class Search:
     """All looks, and the boards behind them."""
 
-    looks: tuple[Look, ...]
+    looks: tuple[ProbeResult, ...]
     boards: tuple[FoundBoard, ...]
 
 
@@ -120,33 +120,35 @@ class NoBoardError(TransportError):
     """No board, or several where one was needed."""
 
 
-def look_usb(options: SearchOptions) -> Look:
+def look_usb(options: SearchOptions) -> ProbeResult:
     """Knock at the address that a Jetson has on its USB cable."""
     try:
         socket.create_connection((USB_HOST, SSH_PORT), CONNECT_S).close()
     except OSError as error:
         reason = "nobody answers" if isinstance(error, TimeoutError) else error.strerror
-        return Look("USB network", f"{USB_HOST}: {reason or error}")
-    place = Place(_ssh_address(USB_HOST, SSH_PORT, options))
-    return Look("USB network", f"{USB_HOST} answers", (place,))
+        return ProbeResult("USB network", f"{USB_HOST}: {reason or error}")
+    place = BoardAddress(_ssh_address(USB_HOST, SSH_PORT, options))
+    return ProbeResult("USB network", f"{USB_HOST} answers", (place,))
 
 
-def look_mdns(options: SearchOptions) -> Look:
+def look_mdns(options: SearchOptions) -> ProbeResult:
     """Ask the network who offers `_tandem._tcp`; avahi of a board does that."""
     try:
         from zeroconf import Zeroconf
     except ImportError:
-        return Look("mDNS", f"not asked: zeroconf is not installed; {pip_install('host')}")
+        return ProbeResult("mDNS", f"not asked: zeroconf is not installed; {pip_install('host')}")
     try:
         with Zeroconf() as network:
             places = _announced(network, options)
     except OSError as error:
-        return Look("mDNS", f"this host has no network for it: {error.strerror or error}")
+        return ProbeResult("mDNS", f"this host has no network for it: {error.strerror or error}")
     names = ", ".join(place.name for place in places)
-    return Look("mDNS", names or f"nobody announces {SERVICE.removesuffix('.local.')}", places)
+    return ProbeResult(
+        "mDNS", names or f"nobody announces {SERVICE.removesuffix('.local.')}", places
+    )
 
 
-def _announced(network: "object", options: SearchOptions) -> tuple[Place, ...]:
+def _announced(network: "object", options: SearchOptions) -> tuple[BoardAddress, ...]:
     """Return the places of all services that answer within MDNS_S."""
     from zeroconf import BadTypeInNameException, ServiceBrowser, Zeroconf
 
@@ -178,7 +180,7 @@ def _announced(network: "object", options: SearchOptions) -> tuple[Place, ...]:
         parts = announced_paths(text)
         address = _ssh_address(host, info.port, options, user=user, parts=parts)
         label = _text(name.removesuffix(f".{SERVICE}")[:_SHOWN])
-        places.append(Place(address, text.get("device") or label))
+        places.append(BoardAddress(address, text.get("device") or label))
     return tuple(places)
 
 
@@ -202,25 +204,25 @@ def _host(server: str, addresses: Sequence[str]) -> str:
     return name if known.intersection(addresses) else addresses[0]
 
 
-def look_serial(_: SearchOptions) -> Look:
+def look_serial(_: SearchOptions) -> ProbeResult:
     """Ask the ports of Jetsons by SMP, all at once."""
     ports = jetson_ports()
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         answers = list(pool.map(ask_serial, ports))
     places = (
-        Place(f"serial://{quote(port)}", answer.device)
+        BoardAddress(f"serial://{quote(port)}", answer.device)
         for port, answer in zip(ports, answers, strict=True)
         if answer.answers
     )
     sentence = "; ".join(answer.sentence for answer in answers)
-    return Look("serial", sentence or "no Jetson at a port", tuple(places))
+    return ProbeResult("serial", sentence or "no Jetson at a port", tuple(places))
 
 
-Finder = Callable[[SearchOptions], Look]
+Finder = Callable[[SearchOptions], ProbeResult]
 FINDERS: tuple[Finder, ...] = (look_usb, look_mdns, look_serial)
 
 
-def find_boards(options: SearchOptions, on_look: Callable[[Look], None]) -> Search:
+def find_boards(options: SearchOptions, on_look: Callable[[ProbeResult], None]) -> Search:
     """Look everywhere, ask what is there, and count each board once."""
     looks = []
     for finder in FINDERS:
@@ -243,7 +245,7 @@ def distinct(answers: Sequence[FoundBoard]) -> tuple[FoundBoard, ...]:
     return tuple(boards.values())
 
 
-def _ask(place: Place) -> FoundBoard:
+def _ask(place: BoardAddress) -> FoundBoard:
     """Ask the board at a place what it is; a place with a wrong address is one that fails."""
     scheme = place.address.partition(":")[0]
     if scheme not in TRANSPORTS:

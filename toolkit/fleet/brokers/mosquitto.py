@@ -105,7 +105,7 @@ class BrokerFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class DeviceAccess:
     """Which devices may connect, and which may do nothing any more. mosquitto needs to know the
     revoked ones alone."""
 
@@ -113,7 +113,7 @@ class Roster:
     revoked: tuple[str, ...] = ()
 
 
-NOBODY = Roster()
+NOBODY = DeviceAccess()
 
 
 def acl_text(revoked: Sequence[str] = ()) -> str:
@@ -143,7 +143,9 @@ def acl_text(revoked: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_mosquitto(files: BrokerFiles, roster: Roster = NOBODY, into: Path | None = None) -> None:
+def write_mosquitto(
+    files: BrokerFiles, roster: DeviceAccess = NOBODY, into: Path | None = None
+) -> None:
     """Write mosquitto.conf and acl; nothing is left half-written.
 
     `into`: a folder that will take the place of the broker's.

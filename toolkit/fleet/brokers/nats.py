@@ -18,7 +18,7 @@ from toolkit.fleet.brokers.mosquitto import (
     MAX_MESSAGE_BYTES,
     SERVERS_OWN,
     BrokerFiles,
-    Roster,
+    DeviceAccess,
     write_contents,
 )
 
@@ -51,7 +51,7 @@ TLS = """{{
 SESSIONS = "$MQTT.sub.>"  # where NATS puts what a client has subscribed to with QoS 1
 
 
-def write_nats(files: BrokerFiles, roster: Roster, into: Path | None = None) -> None:
+def write_nats(files: BrokerFiles, roster: DeviceAccess, into: Path | None = None) -> None:
     """Write nats.conf and users.conf; nothing is left half-written.
 
     `into`: a folder that will take the place of the broker's.
@@ -66,7 +66,7 @@ def write_nats(files: BrokerFiles, roster: Roster, into: Path | None = None) -> 
     write_contents(into, contents)
 
 
-def users_text(roster: Roster) -> str:
+def users_text(roster: DeviceAccess) -> str:
     """Return the users and their rights, a user a line."""
     every = (f"{PREFIX}/#",)
     rows = [

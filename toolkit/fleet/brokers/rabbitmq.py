@@ -22,7 +22,7 @@ from toolkit.fleet.brokers.mosquitto import (
     MAX_MESSAGE_BYTES,
     SERVERS_OWN,
     BrokerFiles,
-    Roster,
+    DeviceAccess,
     write_contents,
 )
 
@@ -89,7 +89,7 @@ LOG_BASE={folder}/log
 """
 
 
-def write_rabbitmq(files: BrokerFiles, roster: Roster, into: Path | None = None) -> None:
+def write_rabbitmq(files: BrokerFiles, roster: DeviceAccess, into: Path | None = None) -> None:
     """Write all files of the broker; nothing is left half-written.
 
     `into`: a folder that will take the place of the broker's; the identity is beside it there.
@@ -122,7 +122,7 @@ def node_name(files: BrokerFiles) -> str:
     return f"tandem-{digest[:12]}"
 
 
-def definitions(roster: Roster) -> str:
+def definitions(roster: DeviceAccess) -> str:
     """Return the users and their rights, as RabbitMQ imports them.
 
     An import changes users and takes none away: a revoked device stays, without any right.

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from device.protocol.mqtt import LinkSettings
 from toolkit.fleet.brokers.dynamic_security import disconnect_device, readmit_device
-from toolkit.fleet.brokers.mosquitto import NOBODY, BrokerFiles, Roster, Software, write_mosquitto
+from toolkit.fleet.brokers.mosquitto import (
+    NOBODY,
+    BrokerFiles,
+    DeviceAccess,
+    Software,
+    write_mosquitto,
+)
 from toolkit.fleet.brokers.nats import write_nats
 from toolkit.fleet.brokers.rabbitmq import write_rabbitmq
 
@@ -35,8 +41,8 @@ class BrokerSoftware:
     that runs elsewhere; `cut`: what ends the connections of {device} there.
     """
 
-    write: Callable[[BrokerFiles, Roster, Path | None], None]
-    reload: Callable[[BrokerFiles, Roster], bool]
+    write: Callable[[BrokerFiles, DeviceAccess, Path | None], None]
+    reload: Callable[[BrokerFiles, DeviceAccess], bool]
     disconnect: Callable[[LinkSettings, str], str] | None
     readmit: Callable[[LinkSettings, str], str] | None
     keeps_accounts: bool
@@ -45,7 +51,7 @@ class BrokerSoftware:
     cut: str
 
 
-def reload_mosquitto(files: BrokerFiles, _roster: Roster = NOBODY) -> bool:
+def reload_mosquitto(files: BrokerFiles, _roster: DeviceAccess = NOBODY) -> bool:
     """Let mosquitto read its files again; False if it does not run here, or as another account."""
     try:
         pid = int((files.folder / "mosquitto.pid").read_text())
@@ -61,7 +67,7 @@ def reload_mosquitto(files: BrokerFiles, _roster: Roster = NOBODY) -> bool:
     return True
 
 
-def reload_rabbitmq(files: BrokerFiles, roster: Roster) -> bool:
+def reload_rabbitmq(files: BrokerFiles, roster: DeviceAccess) -> bool:
     """Let RabbitMQ import its users again; False if no node of this fleet runs here."""
     folder = files.folder.resolve()
     if not _control(files, "import_definitions", str(folder / "definitions.json")):
@@ -128,7 +134,9 @@ SOFTWARE: Mapping[Software, BrokerSoftware] = {
 }
 
 
-def write_broker(files: BrokerFiles, roster: Roster = NOBODY, into: Path | None = None) -> None:
+def write_broker(
+    files: BrokerFiles, roster: DeviceAccess = NOBODY, into: Path | None = None
+) -> None:
     """Write the files of the broker; `into`: a folder that will take the place of the broker's."""
     SOFTWARE[files.software].write(files, roster, into)
 
@@ -145,7 +153,7 @@ def why_connected(files: BrokerFiles, settings: LinkSettings, device: str, *, to
 
 
 def why_not_readmitted(
-    files: BrokerFiles, settings: LinkSettings, roster: Roster, device: str
+    files: BrokerFiles, settings: LinkSettings, roster: DeviceAccess, device: str
 ) -> str:
     """End what a revoked device has open, so that its id may be given again; return why not.
 
@@ -157,6 +165,6 @@ def why_not_readmitted(
     return "" if software.readmit is None else software.readmit(settings, device)
 
 
-def reload_broker(files: BrokerFiles, roster: Roster = NOBODY) -> bool:
+def reload_broker(files: BrokerFiles, roster: DeviceAccess = NOBODY) -> bool:
     """Let the broker of this machine read its files again; False if it does not run here."""
     return SOFTWARE[files.software].reload(files, roster)

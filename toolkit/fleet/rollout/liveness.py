@@ -15,7 +15,7 @@ SITE_LABELS = ("site", "group")  # by the first that a device has, silent ones a
 
 
 @dataclass(frozen=True, slots=True)
-class Ear:
+class ListeningPeriod:
     """The time over which the server has heard all that was said: without a break from `since_s` to
     `until_s`, in seconds since 1970."""
 
@@ -23,7 +23,7 @@ class Ear:
     until_s: float
 
 
-def judge(heard_s: float, beat_s: float, ear: Ear) -> Liveness:
+def judge(heard_s: float, beat_s: float, ear: ListeningPeriod) -> Liveness:
     """Judge a device that was last heard at a time; `beat_s`: it says something at least so often,
     0: of an agent that says no beats."""
     if beat_s <= 0.0:
@@ -35,7 +35,7 @@ def judge(heard_s: float, beat_s: float, ear: Ear) -> Liveness:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class LastHeard:
     """A device: when it was last heard, how often it speaks (see `judge`), and its place
     (`place_of`)."""
 
@@ -56,10 +56,10 @@ class Outage:
     since_s: float
 
 
-def outages(silent: Iterable[Voice], sizes: Mapping[str, int]) -> tuple[Outage, ...]:
+def outages(silent: Iterable[LastHeard], sizes: Mapping[str, int]) -> tuple[Outage, ...]:
     """Return silent devices as events: those of a place whose last words are within one interval of
     the first one's are one. The oldest is first. `sizes`: how many devices each place has."""
-    places: dict[str, list[Voice]] = {}
+    places: dict[str, list[LastHeard]] = {}
     for voice in silent:
         places.setdefault(voice.place, []).append(voice)
     events = [
@@ -75,8 +75,8 @@ def place_of(labels: Mapping[str, str]) -> str:
     return next((f"{key}={labels[key]}" for key in SITE_LABELS if labels.get(key)), "")
 
 
-def _together(silent: Sequence[Voice]) -> list[list[Voice]]:
-    parts: list[list[Voice]] = []
+def _together(silent: Sequence[LastHeard]) -> list[list[LastHeard]]:
+    parts: list[list[LastHeard]] = []
     for voice in sorted(silent, key=lambda one: (one.heard_s, one.device)):
         if parts and voice.heard_s - parts[-1][0].heard_s <= max(voice.beat_s, parts[-1][0].beat_s):
             parts[-1].append(voice)

@@ -388,7 +388,7 @@ def _undo_all(draft: _Draft, at_s: float) -> None:
         elif previous == release:
             draft.move(device, "undone", at_s, "it ran this release before")
         else:
-            draft.actions.append(v.Undo(device=device, sha256=previous))
+            draft.actions.append(v.Revert(device=device, sha256=previous))
 
 
 def _on_tick(draft: _Draft, event: v.Tick) -> None:

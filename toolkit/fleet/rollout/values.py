@@ -194,14 +194,14 @@ class Send(_Value, frozen=True, kw_only=True):
     device: str
 
 
-class Undo(_Value, frozen=True, kw_only=True):
+class Revert(_Value, frozen=True, kw_only=True):
     """Make the release before the desired one of a device."""
 
     device: str
     sha256: str
 
 
-Action = Send | Undo
+Action = Send | Revert
 
 
 class DeviceState(_Value, frozen=True, kw_only=True):

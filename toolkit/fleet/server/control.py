@@ -19,7 +19,7 @@ import msgspec
 
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.rollout.machine import due_s, step
 from toolkit.fleet.rollout.policy import going_back
 from toolkit.fleet.rollout.reports import event_of, request_of
@@ -355,7 +355,7 @@ class Control:
             spec, state = self._specs[number], this.states[number]
             if not may_join(number, spec, state, row.id, owner):
                 continue
-            target = row.target(Ear(row.heard_s, row.heard_s))
+            target = row.target(ListeningPeriod(row.heard_s, row.heard_s))
             if target is not None and not unfit(target, spec.release, spec.requires):
                 return number
         return None
@@ -412,7 +412,7 @@ class Control:
             [
                 self._draft(
                     row.rollout,
-                    v.Undo(device=row.device, sha256=row.sha256)
+                    v.Revert(device=row.device, sha256=row.sha256)
                     if row.undo
                     else v.Send(device=row.device),
                     row,
@@ -442,10 +442,10 @@ class Control:
         Counters begin at the time in ms, as those of one-off deployments do, so that they also rise
         after a store was lost.
         """
-        spec, undo = self._specs[number], isinstance(action, v.Undo)
+        spec, undo = self._specs[number], isinstance(action, v.Revert)
         release: ReleaseSpec = spec.release
         leave = undo and spec.agent is not None  # the device has the version before
-        if isinstance(action, v.Undo) and not leave:
+        if isinstance(action, v.Revert) and not leave:
             release = self._releases[action.sha256][0]
         counter = max(int(at_s * 1000), 0 if last is None else last.counter + 1)
         expires_s = at_s + EXPIRES_S

@@ -4,7 +4,7 @@ rows of those that were heard lately. The others are read from the store when th
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 
-from toolkit.fleet.rollout.liveness import Voice, place_of
+from toolkit.fleet.rollout.liveness import LastHeard, place_of
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import load_voices
 from toolkit.fleet.store.devices import DeviceRow, load_device, load_devices, save_beats
@@ -74,6 +74,6 @@ class DeviceCache(MutableMapping[str, DeviceRow]):
             self._rows.popitem(last=False)
 
 
-def voice_of(row: DeviceRow) -> Voice:
+def voice_of(row: DeviceRow) -> LastHeard:
     """Return when a device was last heard, and where it is."""
-    return Voice(row.id, row.heard_s, row.beat_s, place_of(row.all_labels))
+    return LastHeard(row.id, row.heard_s, row.beat_s, place_of(row.all_labels))

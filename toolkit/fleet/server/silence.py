@@ -8,7 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
 
-from toolkit.fleet.rollout.liveness import LISTENED, Ear, Outage, Voice, judge, outages
+from toolkit.fleet.rollout.liveness import (
+    LISTENED,
+    LastHeard,
+    ListeningPeriod,
+    Outage,
+    judge,
+    outages,
+)
 from toolkit.fleet.server.times import utc
 
 LOOK_S = 1.0  # between two looks at all devices
@@ -20,7 +27,7 @@ class Watch:
     """Since when a server hears, and who is silent. One thread uses it."""
 
     def __init__(self) -> None:
-        self.ear = Ear(0.0, 0.0)
+        self.ear = ListeningPeriod(0.0, 0.0)
         self._silent: set[str] = set()
         self._unsaid: set[str] = set()
         self._said_s = 0.0  # when the silence of `_unsaid` is said
@@ -29,13 +36,13 @@ class Watch:
 
     def begin(self, now_s: float) -> None:
         """A connection begins: what was said before it was not heard."""
-        self.ear = Ear(now_s, now_s)
+        self.ear = ListeningPeriod(now_s, now_s)
         self._due_s = 0.0
 
     def caught_up(self, now_s: float) -> None:
         """All that came until now was heard."""
         if 0.0 <= now_s - self.ear.until_s <= STALL_S:
-            self.ear = Ear(self.ear.since_s, now_s)
+            self.ear = ListeningPeriod(self.ear.since_s, now_s)
         else:
             self.begin(now_s)
 
@@ -48,7 +55,7 @@ class Watch:
         self._unsaid.discard(device)
         return was_silent
 
-    def fallen_silent(self, voices: Iterable[Voice]) -> Set[str]:
+    def fallen_silent(self, voices: Iterable[LastHeard]) -> Set[str]:
         """Return the devices that have fallen silent since the last look."""
         now_s = self.ear.until_s
         if 0.0 <= now_s - self._looked_s < LOOK_S or now_s < self._due_s:
@@ -70,7 +77,7 @@ class Watch:
         self._unsaid |= fallen.keys()
         return set(fallen)
 
-    def news(self, voices: Collection[Voice]) -> list[str]:
+    def news(self, voices: Collection[LastHeard]) -> list[str]:
         """Return a sentence for each outage that was not said yet, once that is due."""
         if not self._unsaid or self.ear.until_s < self._said_s:
             return []

@@ -16,7 +16,7 @@ from device.protocol.documents import (
     Update,
 )
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.liveness import Ear, Outage, outages
+from toolkit.fleet.rollout.liveness import ListeningPeriod, Outage, outages
 from toolkit.fleet.rollout.reports import request_of
 from toolkit.fleet.rollout.waits import window_text
 from toolkit.fleet.server.times import utc
@@ -273,7 +273,7 @@ class DeviceViewPage(_View, frozen=True, kw_only=True):
 
 def device_page(
     database: Database, where: DeviceFilter = EVERY, *, sort: str = "id", down: bool = False,
-    after: str = "", limit: int = PAGE, ear: Ear | None = None,
+    after: str = "", limit: int = PAGE, ear: ListeningPeriod | None = None,
 ) -> DeviceViewPage:  # fmt: skip
     """Return a page of the devices of a filter; see `device_queries.read_page`."""
     ear = load_ear(database) if ear is None else ear
@@ -293,7 +293,7 @@ def read_outages(database: Database) -> tuple[Outage, ...]:
     return outages(*silent_voices(database, load_ear(database)))
 
 
-def _state_of(row: DeviceRow, ear: Ear) -> str:
+def _state_of(row: DeviceRow, ear: ListeningPeriod) -> str:
     if row.state is None:
         return "unknown"
     liveness = row.liveness(ear)
@@ -301,7 +301,7 @@ def _state_of(row: DeviceRow, ear: Ear) -> str:
     return row.state.state if is_believed else liveness
 
 
-def _device_view(row: DeviceRow, ear: Ear, rollout: int, phase: str) -> DeviceView:
+def _device_view(row: DeviceRow, ear: ListeningPeriod, rollout: int, phase: str) -> DeviceView:
     reported, state = row.reported, _state_of(row, ear)
     heard = utc(row.heard_s)
     return DeviceView(

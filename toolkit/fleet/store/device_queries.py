@@ -15,7 +15,7 @@ import msgspec
 from device.choices import list_choices
 from device.protocol.documents import DeviceFacts
 from toolkit.errors import RolloutError
-from toolkit.fleet.rollout.liveness import LISTENED, Ear, Voice
+from toolkit.fleet.rollout.liveness import LISTENED, LastHeard, ListeningPeriod
 from toolkit.fleet.rollout.targets import LABEL, Requirement, Target, broken_by_text
 from toolkit.fleet.store.database import Database, Row
 from toolkit.fleet.store.derived import PROBLEMS, label_part, parse_labels
@@ -30,7 +30,7 @@ _BATCH = 500  # rows of a statement
 _NUMBERS: Mapping[str, bool] = {"dla_cores": False, "memory_mb": True, "free_mb": True}
 
 
-def presence_sql(ear: Ear) -> str:
+def presence_sql(ear: ListeningPeriod) -> str:
     """Return the expression of a device's presence: `liveness.judge` in SQL."""
     age = f"abs({ear.until_s!r} - seen_s)"
     listened = f"{ear.until_s - ear.since_s!r} > {LISTENED} * beat_s"
@@ -108,7 +108,7 @@ class FleetCounts(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[RunningCount, ...]
 
 
-def count_devices(database: Database, where: DeviceFilter, ear: Ear) -> dict[str, int]:
+def count_devices(database: Database, where: DeviceFilter, ear: ListeningPeriod) -> dict[str, int]:
     """Return how many devices of a filter are in each presence; those of 0 are left out."""
     condition, values = _condition(database, where, ear)
     rows = database.rows(
@@ -117,7 +117,7 @@ def count_devices(database: Database, where: DeviceFilter, ear: Ear) -> dict[str
     return {str(name): int(count) for name, count in rows}
 
 
-def fleet_counts(database: Database, ear: Ear) -> FleetCounts:
+def fleet_counts(database: Database, ear: ListeningPeriod) -> FleetCounts:
     """Return the figures of the whole fleet."""
     rows = database.rows(  # one look at the table for all of them
         f"SELECT {presence_sql(ear)}, problems, reported, release, version, profile, count(*)"
@@ -144,8 +144,8 @@ def fleet_counts(database: Database, ear: Ear) -> FleetCounts:
 
 
 def read_page(
-    database: Database, where: DeviceFilter, ear: Ear, *, sort: str = "id", down: bool = False,
-    after: str = "", limit: int = PAGE,
+    database: Database, where: DeviceFilter, ear: ListeningPeriod, *, sort: str = "id",
+    down: bool = False, after: str = "", limit: int = PAGE,
 ) -> DevicePage:  # fmt: skip
     """Return a page of the devices of a filter, by a row of SORTS (`down`: the largest first).
 
@@ -188,7 +188,7 @@ def load_rows(database: Database, ids: Sequence[str]) -> list[DeviceRow]:
     return [device_row(row) for row in rows]
 
 
-def load_targets(database: Database, ear: Ear) -> list[Target]:
+def load_targets(database: Database, ear: ListeningPeriod) -> list[Target]:
     """Return all devices that have reported as a rollout sees them, by their ids. Documents are not
     read: `facts.bundles` is empty."""
     rows = database.rows(
@@ -227,7 +227,7 @@ def having_bundle(database: Database, ids: Sequence[str], sha256: str) -> set[st
     }
 
 
-def stream(database: Database, where: DeviceFilter, ear: Ear, page: int = 500
+def stream(database: Database, where: DeviceFilter, ear: ListeningPeriod, page: int = 500
            ) -> Iterator[DeviceRow]:  # fmt: skip
     """Yield the devices of a filter by their ids, reading some at a time."""
     after = ""
@@ -271,21 +271,27 @@ def changes_since(database: Database, number: int, limit: int = 1000) -> Changes
     )
 
 
-def load_voices(database: Database) -> list[Voice]:
+def load_voices(database: Database) -> list[LastHeard]:
     """Return when each device was last heard."""
-    return [Voice(*row) for row in database.rows("SELECT id, seen_s, beat_s, place FROM devices")]
+    return [
+        LastHeard(*row) for row in database.rows("SELECT id, seen_s, beat_s, place FROM devices")
+    ]
 
 
-def silent_voices(database: Database, ear: Ear) -> tuple[list[Voice], dict[str, int]]:
+def silent_voices(
+    database: Database, ear: ListeningPeriod
+) -> tuple[list[LastHeard], dict[str, int]]:
     """Return the silent devices, and how many devices their places have."""
     rows = database.rows(
         f"SELECT id, seen_s, beat_s, place FROM devices WHERE {presence_sql(ear)} = 'silent'"
     )
     sizes = database.rows("SELECT place, count(*) FROM devices GROUP BY place") if rows else []
-    return [Voice(*row) for row in rows], {str(place): int(count) for place, count in sizes}
+    return [LastHeard(*row) for row in rows], {str(place): int(count) for place, count in sizes}
 
 
-def _condition(database: Database, where: DeviceFilter, ear: Ear) -> tuple[str, list[object]]:
+def _condition(
+    database: Database, where: DeviceFilter, ear: ListeningPeriod
+) -> tuple[str, list[object]]:
     """Return the condition of a filter and its values."""
     contains = database.dialect.position
     kinds = () if where.problem in ("", "any") else (f",{where.problem},",)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from device.protocol.documents import Reported, StateDocument, decode
-from toolkit.fleet.rollout.liveness import Ear, Liveness, judge, place_of
+from toolkit.fleet.rollout.liveness import ListeningPeriod, Liveness, judge, place_of
 from toolkit.fleet.rollout.targets import Target
 from toolkit.fleet.store.changes import next_changes
 from toolkit.fleet.store.database import Database, Row
@@ -44,11 +44,11 @@ class DeviceRow:
         """The device says something at least so often; 0: nothing is known."""
         return 0.0 if self.reported is None else self.reported.beat_s
 
-    def liveness(self, ear: Ear) -> Liveness:
+    def liveness(self, ear: ListeningPeriod) -> Liveness:
         """Return whether it is alive."""
         return judge(self.heard_s, self.beat_s, ear)
 
-    def is_online(self, ear: Ear) -> bool:
+    def is_online(self, ear: ListeningPeriod) -> bool:
         """Whether its agent is connected, as far as it may be believed."""
         says_so = self.state is not None and self.state.state == "online"
         return says_so and self.liveness(ear) != "silent"
@@ -59,7 +59,7 @@ class DeviceRow:
         own = {} if self.reported is None else self.reported.facts.labels
         return {**own, **self.labels}
 
-    def target(self, ear: Ear) -> Target | None:
+    def target(self, ear: ListeningPeriod) -> Target | None:
         """Return the device as a rollout sees it, None before its first report."""
         reported = self.reported
         if reported is None:
@@ -121,7 +121,7 @@ def save_beats(database: Database, rows: Iterable[DeviceRow]) -> None:
     )
 
 
-def save_ear(database: Database, ear: Ear) -> None:
+def save_ear(database: Database, ear: ListeningPeriod) -> None:
     """Keep since when and until when the server hears, in a write transaction."""
     for name, moment_s in (("ear_since_ms", ear.since_s), ("ear_until_ms", ear.until_s)):
         database.run(
@@ -131,15 +131,15 @@ def save_ear(database: Database, ear: Ear) -> None:
         )  # fmt: skip
 
 
-def load_ear(database: Database) -> Ear:
+def load_ear(database: Database) -> ListeningPeriod:
     """Return since when and until when the server hears. One that does not hear at present, or no
     server, hears nothing."""
     rows = database.rows("SELECT name, value FROM settings WHERE name LIKE ?", "ear_%")
     values = {str(name): float(value) / 1000.0 for name, value in rows}
     now_s, until_s = time.time(), values.get("ear_until_ms", 0.0)
     if abs(now_s - until_s) > DEAF_S:
-        return Ear(now_s, now_s)
-    return Ear(values.get("ear_since_ms", until_s), until_s)
+        return ListeningPeriod(now_s, now_s)
+    return ListeningPeriod(values.get("ear_since_ms", until_s), until_s)
 
 
 def is_heard(database: Database) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from toolkit.fleet.rollout.liveness import Ear
+from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import EVERY, count_devices
 
@@ -20,7 +20,7 @@ class PresenceSample:
     counts: dict[str, int]
 
 
-def save_sample(database: Database, ear: Ear) -> None:
+def save_sample(database: Database, ear: ListeningPeriod) -> None:
     """Keep how the fleet is at the minute of `ear.until_s`, once, in a write transaction."""
     at_s = int(ear.until_s) // EVERY_S * EVERY_S
     if database.rows("SELECT 1 FROM presence WHERE at_s = ?", at_s):

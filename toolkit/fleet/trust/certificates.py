@@ -28,7 +28,7 @@ from toolkit.fleet.authority import (
     write_private,
     write_public,
 )
-from toolkit.fleet.brokers.mosquitto import BrokerFiles, Roster
+from toolkit.fleet.brokers.mosquitto import BrokerFiles, DeviceAccess
 from toolkit.fleet.brokers.software import reload_broker, why_not_readmitted, write_broker
 
 RENEW_DAYS = 60  # a certificate that ends sooner is shown as due
@@ -170,9 +170,9 @@ def update_broker(authority: Authority, broker: BrokerFiles) -> bool:
     return reload_broker(broker, roster)
 
 
-def _roster(authority: Authority) -> Roster:
+def _roster(authority: Authority) -> DeviceAccess:
     rows = identities(authority)
-    return Roster(
+    return DeviceAccess(
         admitted=tuple(row.device for row in rows if row.state != "revoked"),
         revoked=tuple(row.device for row in rows if row.state == "revoked"),
     )

@@ -128,7 +128,7 @@ def sse_message(text: str, number: str, event: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPosition:
     """How far a program is: the last row of the log, and the number of the last change."""
 
     seq: int
@@ -138,28 +138,28 @@ class Place:
         return f"{self.seq}-{self.change}"
 
 
-def read_place(database: Database, text: str) -> Place:
+def read_place(database: Database, text: str) -> LogPosition:
     """Return the place in a `Last-Event-ID`, the present one without it. Raises RefusedError."""
     if not text:
-        return Place(log.head(database)[0], last_change(database))
+        return LogPosition(log.head(database)[0], last_change(database))
     if not (match := _PLACE.match(text)):
         raise RefusedError(400, f"Last-Event-ID {text[:64]!r} is none of this fleet")
-    return Place(int(match[1]), int(match[2]))
+    return LogPosition(int(match[1]), int(match[2]))
 
 
-def events_after(database: Database, place: Place) -> tuple[list[str], Place]:
+def events_after(database: Database, place: LogPosition) -> tuple[list[str], LogPosition]:
     """Return what has happened after a place as messages, and the place that they lead to."""
     events = []
     rows = log.rows_after(database, place.seq)
     for row in islice(rows, MAX_EVENTS):
-        place = Place(row.seq, place.change)
+        place = LogPosition(row.seq, place.change)
         body = {"seq": row.seq, "at": utc(row.at_s), "who": row.who, "rollout": row.rollout,
             "kind": row.kind, "body": msgspec.Raw(row.body.encode())}  # fmt: skip
         events.append(sse_message(msgspec.json.encode(body).decode(), str(place), "log"))
     changes = changes_since(database, place.change, MAX_EVENTS)
-    place = Place(place.seq, changes.number)
+    place = LogPosition(place.seq, changes.number)
     if changes.missed:
-        place = Place(place.seq, last_change(database))
+        place = LogPosition(place.seq, last_change(database))
         events.append(sse_message("{}", str(place), "missed"))
         return events, place
     for device in changes.devices:

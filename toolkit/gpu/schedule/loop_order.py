@@ -9,7 +9,7 @@ from toolkit.plugins import Constant
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LoopOrder:
     """Sizes of the dimensions from the slowest to the fastest, and the strides of each tensor.
 
     `positions`: the position here of each dimension that stays separate.
@@ -26,7 +26,7 @@ class Order:
         return {"SHAPE": shape, **dict(zip(names, self.strides, strict=True))}
 
 
-def order_of(shape: Shape, strides: Sequence[Shape], separate: Collection[int] = ()) -> Order:
+def order_of(shape: Shape, strides: Sequence[Shape], separate: Collection[int] = ()) -> LoopOrder:
     """Sort the dimensions by the first strides, and join those that are contiguous in all tensors.
 
     Dimensions of size 1 are dropped, except those in `separate`, which are never joined.
@@ -45,7 +45,7 @@ def order_of(shape: Shape, strides: Sequence[Shape], separate: Collection[int] =
         dims.append((size, steps))
     if not dims:
         dims = [(1, (0,) * len(strides))]
-    return Order(
+    return LoopOrder(
         tuple(size for size, _ in dims),
         tuple(tuple(steps[at] for _, steps in dims) for at in range(len(strides))),
         positions,
@@ -68,7 +68,7 @@ class Tiles:
     column_strides: Shape
 
 
-def tiles_of(order: Order) -> Tiles | None:
+def tiles_of(order: LoopOrder) -> Tiles | None:
     """Return the order in tiles where a tensor is read along another dimension than it is written.
 
     None where all tensors are read as the first one lies, and for dynamic sizes of a tile.

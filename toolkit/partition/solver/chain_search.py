@@ -37,7 +37,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ChainOrder:
     """Segments in the order in which they start; `exact`: no order of blocks ends earlier.
 
     `seconds`: what the search took, in the unit of its limit.
@@ -87,7 +87,7 @@ def is_chain(network: Network) -> bool:
 
 def search_chains(
     problem: Problem, max_switches: int | None, seconds: float, below: float
-) -> Order:
+) -> ChainOrder:
     """Return the order with the smallest makespan, an empty one if none is below a value.
 
     The limits of loadables must be far (`assess.limits_are_far`), and crossings without a limit.
@@ -105,8 +105,8 @@ def search_chains(
     chains = all(row.chain for row in search.rows)
     used = search.states / STATES_PER_SECOND
     if best is None:
-        return Order((), below, exact and chains, used)
-    return Order(tuple(search.pieces(best[1])), best[0], exact and chains, used)
+        return ChainOrder((), below, exact and chains, used)
+    return ChainOrder(tuple(search.pieces(best[1])), best[0], exact and chains, used)
 
 
 class _Search:

@@ -26,7 +26,7 @@ _OF_NUMBERS = ("scale", "mean", "std")
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class StatedPreprocessing:
     """What the user says of the preprocessing.
 
     `base`: values that belong together, of a preset or a model file, with their `origin`.
@@ -89,17 +89,19 @@ class Decision:
         return lines
 
 
-def as_stated(preprocess: Stated | Preprocessing | None) -> Stated:
+def as_stated(preprocess: StatedPreprocessing | Preprocessing | None) -> StatedPreprocessing:
     """Return what a library's caller states, as the command line would."""
     if preprocess is None:
-        return Stated()
-    if isinstance(preprocess, Stated):
+        return StatedPreprocessing()
+    if isinstance(preprocess, StatedPreprocessing):
         return preprocess
-    return Stated(_fields(preprocess), "the caller")
+    return StatedPreprocessing(_fields(preprocess), "the caller")
 
 
 def decide(
-    preprocess: Stated | Preprocessing | None, hint: Hint | None, inputs: Sequence[InputSpec]
+    preprocess: StatedPreprocessing | Preprocessing | None,
+    hint: Hint | None,
+    inputs: Sequence[InputSpec],
 ) -> Decision | None:
     """Return the preprocessing of a model's only input, None if that is no image.
 
@@ -144,7 +146,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def stated_over(recorded: Preprocessing, stated: Stated) -> Preprocessing:
+def stated_over(recorded: Preprocessing, stated: StatedPreprocessing) -> Preprocessing:
     """Return a recorded preprocessing with the values that the user states in their place.
 
     Raises CalibrationError: the values contradict each other.
@@ -184,7 +186,9 @@ def _image_input(inputs: Sequence[InputSpec]) -> _Image | None:
     return _Image(spec, "nhwc" if last else "nchw", channels, height, width)
 
 
-def _layers(stated: Stated, hint: Hint | None, image: _Image) -> list[tuple[Values, str]]:
+def _layers(
+    stated: StatedPreprocessing, hint: Hint | None, image: _Image
+) -> list[tuple[Values, str]]:
     """Return values with their origin; later ones go before earlier ones."""
     layers: list[tuple[Values, str]] = []
     if hint is not None and not stated.base:
@@ -219,7 +223,7 @@ def _fields(preprocessing: Preprocessing) -> Values:
     return {name: getattr(preprocessing, name) for name in preprocessing.__struct_fields__}
 
 
-def _check_units(stated: Stated, values: Values) -> None:
+def _check_units(stated: StatedPreprocessing, values: Values) -> None:
     """Refuse a mean in pixels beside a scale that makes pixels 0 to 1."""
     top = 255.0 * values["scale"]
     if "mean" in stated.values and max(values["mean"]) > 1.001 * top:

@@ -33,7 +33,7 @@ from device.engine.preprocessing import Preprocessing
 from device.errors import SourceError
 from pipelines.config import PreprocessConfig, SourceConfig
 from toolkit.graph.dtypes import IO_DTYPES
-from toolkit.quantize.preprocess.decide import Decision, Stated, as_stated, decide
+from toolkit.quantize.preprocess.decide import Decision, StatedPreprocessing, as_stated, decide
 from toolkit.quantize.preprocess.known import Hint
 
 Source = str | Path | Iterable[Item]
@@ -106,7 +106,7 @@ def prepares(source: Source) -> bool:
 def preprocessing_of(
     source: Source,
     inputs: Sequence[InputSpec],
-    preprocess: Stated | Preprocessing | None,
+    preprocess: StatedPreprocessing | Preprocessing | None,
     suggested: Hint | None,
 ) -> Decision | None:
     """Return how images become inputs; of arrays only what the user says is known."""

@@ -9,7 +9,7 @@ from device.engine.preprocessing import Preprocessing
 from pipelines.config import ModelConfig
 from toolkit.importers.onnx import ImportedModel
 from toolkit.quantize.corrections.corrections import Switch
-from toolkit.quantize.preprocess.decide import Stated
+from toolkit.quantize.preprocess.decide import StatedPreprocessing
 from toolkit.quantize.preprocess.known import Hint, known_preprocessing
 from toolkit.quantize.ranges.first_layer import FirstLayer, first_layer
 from toolkit.quantize.trials.keep import MOST_FLOAT
@@ -46,7 +46,7 @@ class RangeOptions:
 
     method: str = AUTO
     samples: int | None = None
-    preprocess: Stated | Preprocessing | None = None
+    preprocess: StatedPreprocessing | Preprocessing | None = None
     suggested: Hint | None = None
     first_layer: FirstLayer | None = field(default=None, repr=False)
     budget: Budget | None = None

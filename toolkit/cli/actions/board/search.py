@@ -7,7 +7,7 @@ from toolkit.cli.commands.board import Find
 from toolkit.cli.options.fleet import BoardLogin
 from toolkit.fleet.boards.discovery import (
     FoundBoard,
-    Look,
+    ProbeResult,
     Search,
     SearchOptions,
     find_boards,
@@ -40,7 +40,7 @@ def find_address(options: BoardLogin, *, as_json: bool) -> str:
     return board.address
 
 
-def _say_look(look: Look) -> None:
+def _say_look(look: ProbeResult) -> None:
     click.echo(f"{look.kind:<11} {look.sentence}", err=True)
 
 

@@ -11,8 +11,8 @@ from device.update.bundle import read_bundle_info
 from toolkit.cli.actions.fleet.tables import plan_table, rollout_table, rollouts_table
 from toolkit.cli.actions.fleet.views import open_store, operator, show
 from toolkit.cli.commands.fleet_rollout import (
-    Order,
     Rollback,
+    RolloutCommand,
     RolloutStatus,
     Start,
 )
@@ -107,7 +107,7 @@ def status(options: RolloutStatus) -> None:
             is_over=lambda view: view.status in v.ENDED)  # fmt: skip
 
 
-def give_order(options: Order) -> None:
+def give_order(options: RolloutCommand) -> None:
     """Give the order that the command is named after. Raises TandemError."""
     word = msgspec.convert(click.get_current_context().info_name, v.Order)
     _order(options.folder, options.number, word)
