@@ -162,10 +162,10 @@ def read_pictures(folders: Sequence[Path]) -> list[NDArray[np.uint8]]:
 
 
 def draw(
-    inputs: Sequence[Input], pictures: Sequence[NDArray[np.uint8]], count: int
+    inputs: Sequence[Input], pictures: Sequence[NDArray[np.uint8]], count: int, seed: int = SEED
 ) -> list[Sample]:
     """Make samples: crops of the pictures in turn, or draws where an input is no picture."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     order = rng.permutation(len(pictures))
     samples = []
     for number in range(count):

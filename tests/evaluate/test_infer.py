@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
 from model_fixtures import save, small_convnet
@@ -19,6 +20,7 @@ from toolkit.evaluate.infer.runner import Input, kind_of
 from toolkit.evaluate.infer.saved import load_samples, save_samples
 
 Files = tuple[Path, Path]
+FILES = Path(__file__).parents[1] / "data" / "quantized_elsewhere"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,23 @@ def test_outputs_are_those_of_the_reference(
     (expected,) = ReferenceEvaluator(onnx.load(files[0])).run(None, {"x": x})
     with np.load(tmp_path / "y.npz") as found:
         np.testing.assert_allclose(found["y"], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_relu_before_fp8_is_computed(tmp_path: Path, rng: np.random.Generator) -> None:
+    """An optimizer of onnxruntime drops it, as it may before INT8 with a zero point of -128."""
+    model = FILES / "modelopt_fp8_fp32.onnx"
+    (value,) = onnx.load(model).graph.input
+    shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    x = rng.normal(size=shape).astype(np.float32)
+    np.savez(tmp_path / "x.npz", **{value.name: x})
+    run(model, "--input", tmp_path / "x.npz", "--save", tmp_path / "y.npz")
+    plain = onnxruntime.SessionOptions()
+    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model, plain, providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {value.name: x})
+    with np.load(tmp_path / "y.npz") as outputs:
+        (actual,) = outputs.values()
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("products", [1, 2])

@@ -374,6 +374,30 @@ def test_measured_times_that_nothing_reads_are_named(
     ]
 
 
+def test_times_of_two_precisions_that_share_no_node_are_named(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = chain(tmp_path, rng, 16, 8, group=1)
+
+    def notes(half_node: str) -> list[str]:
+        times = tuple(
+            Measured(
+                profile="orin-nano-8gb",
+                precision=precision,
+                source=f"{precision}.toml",
+                times=(MeasuredTime(nodes=(node,), processor="gpu", time_us=1.0),),
+            )
+            for precision, node in zip(PRECISIONS, ("first", half_node), strict=True)
+        )
+        options = BuildOptions(dummy_ranges=True, node_times=times)
+        built = build_engine(model, "orin-nano-8gb", tmp_path / "m.engine", options)
+        return [note for note in built.notes if "no node on the GPU has both" in note]
+
+    assert notes("first") == []
+    (note,) = notes("second")
+    assert "int8.toml has 1 in int8 and fp16.toml has 1 in fp16" in note
+
+
 def test_only_what_measured_slower_goes_back_to_fp16() -> None:
     """Depthwise convolutions gain nothing; FP16 of one costs no copy, as they are in a chain."""
     graph = mobilenet()

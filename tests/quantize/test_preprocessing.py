@@ -624,6 +624,7 @@ def test_what_is_assumed_stands_at_the_end_and_strict_refuses_it(
     assert engine.startswith("engine: ")
     assert last.startswith("WARNING: nothing says how the model's images are prepared, so resize,")
     assert "are ASSUMED (letterbox (padding 114), RGB, NCHW float32, pixel / 255)" in last
+    assert "`tandem build --preprocess` states it" in last
     for command in ("build", "calibrate"):
         says = "nothing says resize, padding, interpolation, colour, scale, mean and std of the"
         with pytest.raises(TandemError, match=says):
@@ -634,3 +635,8 @@ def test_what_is_assumed_stands_at_the_end_and_strict_refuses_it(
         assert "ASSUMED" not in built.output
     calibrated = _run("calibrate", model, *data)
     assert calibrated.output.strip().splitlines()[-1].startswith("WARNING: nothing says how")
+    beside = tmp_path / "unknown.toml"
+    beside.touch()
+    for command in ("build", "calibrate"):
+        output = _run(command, model, *data).output
+        assert f"`tandem build --preprocess {beside}` states it" in output

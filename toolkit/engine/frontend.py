@@ -90,11 +90,12 @@ def _with_int4(front: Frontend, block: int, data: Source) -> Frontend:
     """Give large products weights of 4 bits, by what the model computes on the data."""
     front.report("calibrate", 0.0)
     graph, options = front.prepared.model, with_model(front.options.ranges, front.imported)
-    int4 = quantize_int4(graph, samples_of(graph, data, options), block, ActivationRunner)
-    if not front.options.accept_loss:
+    accept_loss, samples = front.options.accept_loss, samples_of(graph, data, options)
+    int4 = quantize_int4(graph, samples, block, ActivationRunner, accept_loss=accept_loss)
+    if not accept_loss:
         int4.check(front.imported.name)
     prepared = replace(front.prepared, model=int4.model)
-    return replace(front, prepared=prepared, notes=(*front.notes, int4.note))
+    return replace(front, prepared=prepared, notes=(*front.notes, *int4.notes))
 
 
 def _wide(front: Frontend) -> Mapping[str, BeyondHalf]:

@@ -11,6 +11,7 @@ from toolkit.engine.segments import BuiltSegments
 from toolkit.gpu.beyond_half import LARGEST_HALF, BeyondHalf
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend
 from toolkit.graph.segment import PlannedSegment
+from toolkit.partition.costs.measured import measured_in_both
 from toolkit.quantize.ranges.table_file import foreign_notes
 
 _MAX_REASONS = 5  # in one note; the manifest lists all nodes
@@ -49,6 +50,17 @@ def _unread_times(front: Frontend) -> Iterable[str]:
                 f"{len(dropped)} of {len(times.times)} rows of {name} were not read: they name "
                 f"nodes that the engine does not have, such as {', '.join(dropped[0])}"
             )
+    by_precision = {times.precision: times for times in given}
+    int8, half = by_precision.get("int8"), by_precision.get("fp16")
+    if precision == "int8" and int8 and half and not measured_in_both(int8, half):
+        counts = " and ".join(
+            f"{times.source} has {len(times.by_node('gpu'))} in {times.precision}"
+            for times in (int8, half)
+        )
+        yield (
+            f"measured times did not choose between INT8 and FP16, as no node on the GPU has both: "
+            f"{counts}. Name the same nodes in both files of `tandem build --measured`"
+        )
 
 
 def _wide_notes(front: Frontend) -> Iterable[str]:

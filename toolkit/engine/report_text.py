@@ -1,5 +1,6 @@
 """The report of a build as text."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device.engine.preprocessing import preprocessing_line
@@ -11,8 +12,11 @@ if TYPE_CHECKING:
     from toolkit.engine.build import BuildResult
 
 
-def build_text(result: "BuildResult") -> str:
-    """Return the report of a build: plan, calibration, notes and where the engine is."""
+def build_text(result: "BuildResult", model: Path | None = None) -> str:
+    """Return the report of a build: plan, calibration, notes and where the engine is.
+
+    `model`: the file that was built, for advice.
+    """
     lines = [render_plan(result.plan), ""]
     lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
     lines += [
@@ -38,5 +42,5 @@ def build_text(result: "BuildResult") -> str:
     size = result.path.stat().st_size
     lines.append(f"engine: {result.path} ({size / 1e6:.2f} MB)")
     if result.calibration is not None:
-        lines += assumed_lines(result.calibration)
+        lines += assumed_lines(result.calibration, model)
     return "\n".join(lines)

@@ -55,7 +55,7 @@ def build_now(
     if options.html is not None:
         _write_page(result, options.html)
     table = None if result.calibration is None else encode_table(result.calibration.table)
-    return Built(build_text(result), json.dumps(as_builtins(result)), table)
+    return Built(build_text(result, options.model), json.dumps(as_builtins(result)), table)
 
 
 def _library_options(options: Build, workers: Workers | None) -> BuildOptions:

@@ -85,7 +85,7 @@ def _calibrate(options: Calibrate, request: CalibrateRequest, notes: list[str]) 
     if options.as_json:
         click.echo(json.dumps({"table": str(table), "notes": notes, **ranges_builtins(ranges)}))
     else:
-        _print(ranges, notes, written, table)
+        _print(ranges, notes, written, table, options.model)
     if not request.accept_loss:
         check(ranges.judgement, source_path(request.model).name)
 
@@ -177,7 +177,9 @@ def _write_forms(ranges: Ranges, outputs: RangeOutputs) -> None:
         write_model(outputs.adjusted_model, ranges.model)
 
 
-def _print(ranges: Ranges, notes: list[str], written: tuple[Path, ...], table: Path) -> None:
+def _print(
+    ranges: Ranges, notes: list[str], written: tuple[Path, ...], table: Path, model: Path
+) -> None:
     click.echo(ranges_text(ranges))
     for note in notes:
         click.echo(f"note: {note}")
@@ -185,5 +187,5 @@ def _print(ranges: Ranges, notes: list[str], written: tuple[Path, ...], table: P
         click.echo(f"wrote {path}")
     if ranges.table.refused:
         click.echo(f"note: builds refuse {table} without --accept-loss")
-    for line in assumed_lines(ranges):
+    for line in assumed_lines(ranges, model):
         click.echo(line)

@@ -1,7 +1,7 @@
 """Judge what INT8 loses: every part of the outputs by the metrics that fit it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,12 +31,13 @@ MIN_LOGITS_BELOW = 0.8  # the share of logits beside boxes that are below 0
 Parts = Mapping[str, NDArray[Any]]
 """Name of a part -> its array in one sample."""
 
-Basis = Literal["held out", "seen", "engine", "int4"]
+Basis = Literal["held out", "seen", "engine", "int4", "int4 seen"]
 _BASES: Mapping[Basis, str] = {
     "held out": "held out from the ranges",
     "seen": "that the ranges were measured on: there are none to hold out",
     "engine": "with the final ranges",
-    "int4": "by which the weights were chosen",
+    "int4": "from which no weight was computed",
+    "int4 seen": "by which the weights were chosen: there are none to hold out",
 }
 
 
@@ -107,6 +108,15 @@ def judge(
     return Judgement(
         tuple(losses), len(reference), basis, tuple(unjudged), tuple(no_signal), tuple(varying)
     )
+
+
+def at_targets(judgement: Judgement) -> Judgement:
+    """Return the judgement with the targets as limits."""
+    losses = (
+        replace(loss, metric=replace(loss.metric, limit=loss.metric.target))
+        for loss in judgement.losses
+    )
+    return replace(judgement, losses=tuple(losses))
 
 
 def error_of(

@@ -1,6 +1,7 @@
 """The report of a calibration, as text and as plain values for JSON."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -67,14 +68,19 @@ def preprocessing_lines(ranges: Ranges) -> list[str]:
     return ranges.preprocessing.lines()
 
 
-def assumed_lines(ranges: Ranges) -> list[str]:
-    """Return what a report ends with where the preprocessing of its images is assumed."""
+def assumed_lines(ranges: Ranges, model: Path | None = None) -> list[str]:
+    """Return what a report ends with where the preprocessing of its images is assumed.
+
+    `model`: its file; a model file of the same name beside it is named, as it may state it.
+    """
     if ranges.preprocessing is None or not ranges.preprocessing.assumed:
         return []
+    beside = None if model is None else model.with_suffix(".toml")
+    option = f"--preprocess {beside}" if beside is not None and beside.is_file() else "--preprocess"
     return [
         "WARNING: nothing says how the model's images are prepared, so"
         f" {', '.join(ranges.preprocessing.assumed)} are ASSUMED ({ranges.preprocessing.in_words});"
-        " a classifier wants others, and its ranges are wrong then. `tandem build --preprocess`"
+        f" a classifier wants others, and its ranges are wrong then. `tandem build {option}`"
         " states it, `tandem build --strict` refuses to assume it."
     ]
 
