@@ -86,7 +86,7 @@ class NativeStages:
         functions = ctypes.CDLL(library)
         version = getattr(functions, "tandem_stages_version", int)()
         if version != VERSION:
-            raise OSError(f"its stages have version {version}, these packages need {VERSION}")
+            raise OSError(f"{library}: its stages have version {version}, not {VERSION}")
         self._planes = functions.tandem_stages_planes
         self._planes.argtypes, self._planes.restype = (POINTER(_PlanesCall),), None
         self._decode = functions.tandem_stages_decode
@@ -153,7 +153,7 @@ def native_stages() -> NativeStages | None:
     try:
         stages = NativeStages(LIBRARY)
     except OSError as error:
-        _LOG.info("decoding and tracking run in Python: %s: %s", LIBRARY, error)
+        _LOG.info("decoding and tracking run in Python: %s", error)
         return None
     _LOG.info("decoding and tracking run in %s", LIBRARY)
     return stages

@@ -67,6 +67,7 @@ class Preprocessor:
         self._blob: Input = empty_input(config) if out is None else out
         _check_out(self._blob, config)
         self._padded_for: tuple[int, ...] | None = None
+        native_stages()  # loaded now: the first frame is not to wait
         self._scratch = _Scratch()
 
     def run(self, image: Image) -> tuple[Input, Geometry]:

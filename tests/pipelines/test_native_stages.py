@@ -305,7 +305,7 @@ def test_a_library_of_another_version_is_not_used(
     stages: NativeStages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
-    with pytest.raises(OSError, match=r"its stages have version 1, these packages need 2"):
+    with pytest.raises(OSError, match=r"libstages.so: its stages have version 1, not 2"):
         NativeStages(stages.path)
     with pytest.raises(OSError, match=r"its stages have version 0"):
         NativeStages("libc.so.6")
