@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.results import Detections
-from pipelines.stages.track import Tracker, iou_matrix
+from pipelines.stages.native import new_tracker
+from pipelines.stages.track import iou_matrix
 from pipelines.track_config import TrackerConfig
 
 WIDTH, HEIGHT, FPS = 1920.0, 1080.0, 30.0
@@ -94,7 +95,7 @@ def _detect(boxes: Boxes, sizes: NDArray[np.float64], rng: np.random.Generator) 
 
 def ours() -> Update:
     """Return our tracker as a function from detections to ids and boxes."""
-    tracker = Tracker(TrackerConfig())
+    tracker = new_tracker(TrackerConfig(), 1)
 
     def update(detections: Detections, time_s: float) -> tuple[NDArray[np.int64], Boxes]:
         tracked = tracker.update(detections, time_s)

@@ -16,6 +16,7 @@ from device.errors import PipelineError
 from pipelines.config import PreprocessConfig
 from pipelines.frame import Image
 from pipelines.stages.antialias import resize_part
+from pipelines.stages.native import native_stages
 from pipelines.stages.view import Geometry
 from pipelines.vision import cv2
 
@@ -66,6 +67,7 @@ class Preprocessor:
         self._blob: Input = empty_input(config) if out is None else out
         _check_out(self._blob, config)
         self._padded_for: tuple[int, ...] | None = None
+        native_stages()  # loaded now: the first frame is not to wait
         self._scratch = _Scratch()
 
     def run(self, image: Image) -> tuple[Input, Geometry]:
@@ -158,9 +160,24 @@ def _paint(image: Image, config: PreprocessConfig, blob: Input, scratch: _Scratc
     if config.dtype == "uint8" and config.layout == "nchw" and config.color != "grey":
         cv2.split(resized, list(inner[::-1] if config.color == "rgb" else inner))
         return geometry
+    if config.dtype == "float32" and config.color != "grey" and _by_library(resized, config, inner):
+        return geometry
     for channel, plane in enumerate(_planes(resized, config, scratch)):
         _normalise(plane, config, channel, inner[channel])
     return geometry
+
+
+def _by_library(image: NDArray[Any], config: PreprocessConfig, out: Input) -> bool:
+    """Let libtandem do all channels at once, with the results of `_normalise`; return whether it
+    did."""
+    stages = native_stages()
+    return stages is not None and stages.planes(
+        image,
+        out,
+        tuple(config.scale / std for std in config.std),
+        tuple(mean / std for mean, std in zip(config.mean, config.std, strict=True)),
+        reverse=config.color == "rgb",
+    )
 
 
 def _normalise(plane: NDArray[Any], config: PreprocessConfig, channel: int, out: Input) -> None:

@@ -12,6 +12,7 @@ from pipelines.decode_config import BOXLESS
 from pipelines.frame import Frame, Image
 from pipelines.results import Decoded, Detections
 from pipelines.sink_config import SnapshotSink
+from pipelines.stages.native import new_tracker
 from pipelines.stages.roi import Roi, shifted
 from pipelines.stages.track import Tracker
 from pipelines.stages.zones import NO_ZONES, ZoneFrame, Zones, check_places
@@ -45,7 +46,7 @@ class Scene:
             self._first_id = self._next_id()
             self._tracker = None
         elif self._tracker is None:
-            self._tracker = Tracker(tracker, self._first_id)
+            self._tracker = new_tracker(tracker, self._first_id)
         else:
             self._tracker.config = tracker
         self._roi = None if config.roi is UNSET else Roi(config.roi)

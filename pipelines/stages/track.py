@@ -40,8 +40,8 @@ class Tracks:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: NDArray[Any]) -> "Tracks":
-        """Return the tracks of these rows."""
+    def take(self, rows: NDArray[Any] | slice) -> "Tracks":
+        """Return the tracks of these rows; of a slice, a view."""
         return Tracks(
             self.states[:, rows],
             self.ids[rows],

@@ -30,6 +30,7 @@ from pipelines.stages.decoders.candidates import (
 from pipelines.stages.decoders.expected import CLASSES, COEFFICIENTS, Expected, Size
 from pipelines.stages.decoders.masks import prototypes_output, with_prototype_masks
 from pipelines.stages.decoders.rotated import rotated_detections
+from pipelines.stages.native import native_stages
 from pipelines.stages.view import View
 
 
@@ -99,6 +100,10 @@ def _detect(
 ) -> tuple[Detections, NDArray[Any], Indices]:
     """Return what a head [4+C+extras, A] detects, with the boxes in input pixels and the cells."""
     scores = head[4 : len(head) - extras]
+    native = native_stages()
+    decoded = None if native is None else native.decode(head, len(scores), config, view)
+    if decoded is not None:
+        return decoded.detections, decoded.input_boxes, decoded.cells
     chosen = choose_columns(scores, config.score_threshold)
     boxes = corners_of(head[:4, chosen.cells].T)
     detections, rows = detections_of(boxes, chosen.scores, chosen.class_ids, config, view)

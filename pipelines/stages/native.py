@@ -1,0 +1,230 @@
+"""The stages that every frame passes, by libtandem (docs/cpp.md) where it is installed.
+
+Each gives the same bits as the Python beside it, which runs everywhere else, and does what the
+library leaves to it. The library is the one that the system's loader finds.
+"""
+
+import ctypes
+import logging
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.decode_config import Scored
+from pipelines.results import Detections
+from pipelines.stages.track import Tracker, Tracks
+from pipelines.stages.view import View
+from pipelines.track_config import TrackerConfig
+
+LIBRARY = "libtandem.so.1"
+VERSION = 1  # TANDEM_STAGES_VERSION of tandem_stages.h
+NO_IOU = -1.0
+FIRST_CAPACITY = 64  # tracks
+TRACK_ARRAYS = ("states", "ids", "class_ids", "hits", "scores", "status", "seen_s")
+
+_LOG = logging.getLogger(__name__)
+
+
+class _PlanesCall(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("pixels", "planes")),
+        *((name, c_float * 3) for name in ("factors", "shifts")),
+        *((name, c_size_t) for name in ("rows", "columns")),
+        *((name, c_size_t) for name in ("pixel_stride", "row_stride", "plane_stride")),
+        ("reversed", c_int),
+    )
+
+
+class _DecodeCall(Structure):
+    _fields_ = (
+        ("head", c_void_p),
+        *((name, c_size_t) for name in ("classes", "cells", "max_detections")),
+        *((name, c_float) for name in ("score_threshold", "max_iou")),
+        *((name, c_float) for name in ("scale_x", "scale_y", "pad_x", "pad_y")),
+        *((name, c_float) for name in ("frame_width", "frame_height")),
+        *((name, c_void_p) for name in ("boxes", "input_boxes", "scores", "class_ids", "places")),
+    )
+
+
+class _Tracks(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in TRACK_ARRAYS),
+        *((name, c_size_t) for name in ("count", "capacity")),
+        ("at_s", c_double),
+        ("next_id", c_int64),
+    )
+
+
+class _TrackerConfig(Structure):
+    _fields_ = (
+        *((name, c_float) for name in ("high_score", "low_score", "start_score", "iou")),
+        ("lost_s", c_double),
+        ("confirm_frames", c_int64),
+        ("same_class", c_int),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodedHead:
+    """Detections with their boxes in input pixels, float32 [N, 4], and their cells, int64 [N]."""
+
+    detections: Detections
+    input_boxes: NDArray[np.float32]
+    cells: NDArray[np.int64]
+
+
+class NativeStages:
+    """The functions of tandem_stages.h."""
+
+    def __init__(self, library: str) -> None:
+        """Raise OSError: it cannot be loaded, or is of another version."""
+        self.path = library
+        functions = ctypes.CDLL(library)
+        version = getattr(functions, "tandem_stages_version", int)()
+        if version != VERSION:
+            raise OSError(f"{library}: its stages have version {version}, not {VERSION}")
+        self._planes = functions.tandem_stages_planes
+        self._planes.argtypes, self._planes.restype = (POINTER(_PlanesCall),), None
+        self._decode = functions.tandem_stages_decode
+        self._decode.argtypes, self._decode.restype = (POINTER(_DecodeCall),), c_int64
+        self.track = functions.tandem_stages_track
+        self.track.argtypes = (
+            *(POINTER(_Tracks), POINTER(_TrackerConfig), c_void_p, c_void_p, c_void_p),
+            *(c_size_t, c_double, c_void_p, c_void_p),
+        )
+        self.track.restype = c_int64
+
+    def planes(
+        self,
+        pixels: NDArray[np.uint8],
+        out: NDArray[np.float32],
+        factors: tuple[float, ...],
+        shifts: tuple[float, ...],
+        *,
+        reverse: bool,
+    ) -> bool:
+        """Write pixels [H, W, 3] * factor - shift to `out` [3, H, W], from the last channel on if
+        `reverse`; return False for arrays that the library does not take."""
+        rows, columns, _ = pixels.shape
+        plane_bytes, row_bytes, element_bytes = out.strides
+        if pixels.strides[1:] != (3, 1) or element_bytes != 4:
+            return False
+        if min(pixels.strides[0], plane_bytes, row_bytes) < 0:
+            return False
+        call = _PlanesCall(
+            pixels.ctypes.data, out.ctypes.data, (c_float * 3)(*factors), (c_float * 3)(*shifts),
+            rows, columns, pixels.strides[0], row_bytes // 4, plane_bytes // 4, reverse,
+        )  # fmt: skip
+        self._planes(byref(call))
+        return True
+
+    def decode(
+        self, head: NDArray[Any], classes: int, config: Scored, view: View
+    ) -> DecodedHead | None:
+        """Return what a head [4+C+extras, A] detects; None: the library does not take it."""
+        if head.dtype != np.float32 or not head.flags.c_contiguous:
+            return None
+        geometry, cells = view.geometry, head.shape[1]
+        most = min(config.max_detections, cells)
+        floats, integers = np.empty((9, most), np.float32), np.empty((2, most), np.int64)
+        at, integers_at = floats.ctypes.data, integers.ctypes.data
+        call = _DecodeCall(
+            head.ctypes.data, classes, cells, most, config.score_threshold,
+            NO_IOU if config.max_iou is None else config.max_iou,
+            geometry.scale_x, geometry.scale_y, geometry.pad_x, geometry.pad_y,
+            view.frame_width, view.frame_height,
+            at, at + 16 * most, at + 32 * most, integers_at, integers_at + 8 * most,
+        )  # fmt: skip
+        count = self._decode(byref(call))
+        if count < 0:
+            return None
+        boxes, input_boxes = floats[:8].reshape(2, most, 4)
+        detections = Detections(boxes[:count], floats[8, :count], integers[0, :count])
+        return DecodedHead(detections, input_boxes[:count], integers[1, :count])
+
+
+@lru_cache(maxsize=1)
+def native_stages() -> NativeStages | None:
+    """Return the library's stages; None where it is not installed. The log has which one runs."""
+    try:
+        stages = NativeStages(LIBRARY)
+    except OSError as error:
+        _LOG.info("decoding and tracking run in Python: %s", error)
+        return None
+    _LOG.info("decoding and tracking run in %s", LIBRARY)
+    return stages
+
+
+class NativeTracker(Tracker):
+    """A tracker whose `update` the library does, on arrays with room for more tracks."""
+
+    def __init__(self, config: TrackerConfig, first_id: int, stages: NativeStages) -> None:
+        super().__init__(config, first_id)
+        self._stages = stages
+        self._arrays: Tracks
+        self._own: Tracks | None = None  # the part of the arrays that has tracks
+        self._call = _Tracks()
+        self._settings: tuple[TrackerConfig, _TrackerConfig] = config, _settings_of(config)
+
+    def update(self, detections: Detections, time_s: float) -> Detections:
+        """See `Tracker.update`."""
+        count = len(detections)
+        room = len(self._tracks) + count
+        if self._tracks is not self._own or room > self._call.capacity:
+            self._take_over(room)
+        if self._settings[0] is not self.config:
+            self._settings = self.config, _settings_of(self.config)
+        boxes = np.ascontiguousarray(detections.boxes, np.float32)
+        scores = np.ascontiguousarray(detections.scores, np.float32)
+        class_ids = np.ascontiguousarray(detections.class_ids, np.int64)
+        ids, stays = np.empty(count, np.int64), np.empty(count, np.bool_)
+        call = self._call
+        call.at_s, call.next_id = self._at_s, self._next_id
+        staying = self._stages.track(
+            byref(call), byref(self._settings[1]), boxes.ctypes.data, scores.ctypes.data,
+            class_ids.ctypes.data, count, time_s, ids.ctypes.data, stays.ctypes.data,
+        )  # fmt: skip
+        if staying < 0:
+            return super().update(detections, time_s)
+        self._at_s, self._next_id = time_s, call.next_id
+        self._tracks = self._own = self._arrays.take(slice(0, call.count))
+        tracked = replace(detections, track_ids=ids)
+        return tracked if staying == count else tracked[stays]
+
+    def _take_over(self, room: int) -> None:
+        """Bring the tracks into arrays of the library's layout, with room for so many."""
+        tracks, count = self._tracks, len(self._tracks)
+        capacity = max(FIRST_CAPACITY, 2 * room)
+        self._arrays = Tracks(
+            **{
+                field.name: np.empty(
+                    (5, capacity, 4) if field.name == "states" else capacity,
+                    getattr(tracks, field.name).dtype,
+                )
+                for field in fields(Tracks)
+            }
+        )
+        self._own = self._arrays.take(slice(0, count))
+        for field in fields(Tracks):
+            getattr(self._own, field.name)[...] = getattr(tracks, field.name)
+        self._tracks = self._own
+        pointers = (getattr(self._arrays, name).ctypes.data for name in TRACK_ARRAYS)
+        self._call = _Tracks(*pointers, count, capacity)
+
+
+def new_tracker(config: TrackerConfig, first_id: int) -> Tracker:
+    """Return the tracker that runs here; `first_id`: the number of the first track."""
+    stages = native_stages()
+    return Tracker(config, first_id) if stages is None else NativeTracker(config, first_id, stages)
+
+
+def _settings_of(config: TrackerConfig) -> _TrackerConfig:
+    start_score = max(config.new_score, config.high_score)
+    return _TrackerConfig(
+        config.high_score, config.low_score, start_score, config.iou,
+        config.lost_s, config.confirm_frames, config.same_class,
+    )  # fmt: skip

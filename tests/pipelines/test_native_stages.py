@@ -1,0 +1,330 @@
+"""libtandem's stages give the bits of the Python reference, on whatever comes."""
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_fixtures import compiled_stages
+
+from pipelines.config import PreprocessConfig
+from pipelines.decode_config import UltralyticsDetect, UltralyticsPose
+from pipelines.results import Detections
+from pipelines.stages import native, preprocess
+from pipelines.stages.decode import decode
+from pipelines.stages.decoders import candidates, ultralytics
+from pipelines.stages.native import NativeStages, NativeTracker
+from pipelines.stages.preprocess import Preprocessor
+from pipelines.stages.track import Tracker, Tracks
+from pipelines.stages.view import Geometry, View
+from pipelines.track_config import TrackerConfig
+
+SEEDS = st.integers(0, 2**32 - 1)
+FLAGS = os.environ.get("STAGES_FLAGS", "-O3").split()  # of the compiler
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> NativeStages:
+    return NativeStages(str(compiled_stages(tmp_path_factory, *FLAGS)))
+
+
+@contextmanager
+def running(stages: NativeStages | None) -> Iterator[None]:
+    with (
+        patch.object(ultralytics, "native_stages", lambda: stages),
+        patch.object(preprocess, "native_stages", lambda: stages),
+    ):
+        yield
+
+
+def assert_same(first: object, second: object, names: list[str]) -> None:
+    """The arrays of two values are the same bytes."""
+    for name in names:
+        one, other = getattr(first, name), getattr(second, name)
+        assert (one is None) == (other is None), name
+        if one is not None:
+            assert one.dtype == other.dtype
+            assert one.shape == other.shape
+            assert one.tobytes() == other.tobytes(), name
+
+
+DETECTED = ["boxes", "scores", "class_ids", "track_ids", "keypoints"]
+TRACKED = [field.name for field in fields(Tracks)]
+
+# --- decoding
+
+
+def a_head(rng: np.random.Generator, classes: int, cells: int, extras: int) -> np.ndarray:
+    """Boxes that crowd, some of no area or no number, and scores with ties, NaN and infinity."""
+    head = rng.uniform(0.0, 1.0, (4 + classes + extras, cells)).astype(np.float32)
+    head[:2] *= rng.choice([10, 100, 640])
+    head[2:4] *= rng.choice([5, 80])
+    if rng.random() < 0.5:  # ties of places and scores, and overlaps of whole numbers
+        head[:4] = np.round(head[:4] / 4) * 4
+        head[4:] = np.round(head[4:] * 4) / 4
+    for values, share in (((np.nan, np.inf, -np.inf, 0.0, 1e30, -5.0), 0.02), ((0.25, 0.5), 0.05)):
+        there = rng.random(head.shape) < share * rng.integers(0, 2)
+        head[there] = rng.choice(np.array(values, np.float32), there.sum())
+    return head
+
+
+def a_view(rng: np.random.Generator) -> View:
+    geometry = Geometry(*rng.uniform(0.1, 3.0, 2).tolist(), *rng.integers(-40, 40, 2).tolist())
+    return View(geometry, *rng.integers(1, 700, 4).tolist())
+
+
+@settings(max_examples=150)
+@given(SEEDS)
+def test_heads_are_decoded_to_the_same_bits(stages: NativeStages, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    config = UltralyticsPose(
+        keypoints=2,
+        keypoint_values=3,
+        score_threshold=float(rng.choice([0.0, 0.25, 0.5, 0.9])),
+        iou_threshold=float(rng.choice([0.0, 0.25, 0.5, 0.7, 1.0])),
+        max_detections=int(rng.choice([1, 7, 100])),
+    )
+    head = a_head(rng, int(rng.integers(1, 10)), int(rng.choice([0, 1, 5, 60, 900])), 6)
+    view, outputs = a_view(rng), {"output0": head[None]}
+    with np.errstate(all="ignore"):
+        assert stages.decode(head, len(head) - 10, config, view) is not None
+    with running(None):
+        expected = decode(outputs, config, view)
+    with running(stages):
+        assert_same(decode(outputs, config, view), expected, DETECTED)
+
+
+def test_a_head_of_the_usual_size_is_decoded_to_the_same_bits(stages: NativeStages) -> None:
+    rng = np.random.default_rng()
+    head = rng.uniform(0.0, 0.5, (84, 8400)).astype(np.float32)
+    head[:4] *= 200
+    view = View(Geometry(0.5, 0.5, 0, 10), 800, 600, 640, 640)
+    config = UltralyticsDetect(score_threshold=0.49)
+    with running(None):
+        expected = decode({"output0": head[None]}, config, view)
+    decoded = stages.decode(head, 80, config, view)
+    assert decoded is not None
+    assert_same(decoded.detections, expected, DETECTED)
+    assert len(decoded.detections) > 10
+
+
+def test_heads_that_the_library_leaves_to_the_reference(stages: NativeStages) -> None:
+    config, view = UltralyticsDetect(), a_view(np.random.default_rng(0))
+    crowd = np.full((5, candidates.MAX_CANDIDATES + 1), 0.9, np.float32)
+    assert stages.decode(crowd, 1, config, view) is None
+    assert stages.decode(crowd[:, :-1].copy(), 1, config, view) is not None
+    assert stages.decode(crowd[:, :-1], 1, config, view) is None
+    assert stages.decode(crowd.astype(np.float64), 1, config, view) is None
+    assert stages.decode(np.zeros((4, 9), np.float32), 0, config, view) is None
+
+
+def test_suppression_can_be_off(stages: NativeStages) -> None:
+    class Unsuppressed(UltralyticsDetect, frozen=True, kw_only=True, tag="unsuppressed"):
+        @property
+        def max_iou(self) -> float | None:
+            return None
+
+    rng = np.random.default_rng()
+    head, view = a_head(rng, 3, 200, 0), a_view(rng)
+    with running(None), np.errstate(all="ignore"):
+        expected, boxes, cells = ultralytics._detect(head, 0, Unsuppressed(), view)
+    decoded = stages.decode(head, 3, Unsuppressed(), view)
+    assert decoded is not None
+    assert_same(decoded.detections, expected, DETECTED)
+    assert decoded.input_boxes.tobytes() == boxes.tobytes()
+    assert decoded.cells.tobytes() == cells.tobytes()
+
+
+# --- inputs
+
+
+@settings(max_examples=60)
+@given(
+    SEEDS,
+    st.sampled_from(["rgb", "bgr"]),
+    st.sampled_from(["letterbox", "stretch", "centre-crop"]),
+    st.booleans(),
+)
+def test_inputs_are_the_same_bits(
+    stages: NativeStages, seed: int, color: Any, resize: Any, centred: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    config = PreprocessConfig(
+        width=int(rng.integers(1, 70)),
+        height=int(rng.integers(1, 70)),
+        color=color,
+        resize=resize,
+        scale=float(rng.choice([1.0, 1 / 255])),
+        mean=tuple(rng.uniform(0.0, 1.0, 3).tolist()) if centred else (0.0, 0.0, 0.0),
+        std=tuple(rng.uniform(0.1, 2.0, 3).tolist()),
+    )
+    image = rng.integers(0, 256, (*rng.integers(2, 80, 2), 3), np.uint8)
+    part = image[:, : int(rng.integers(1, image.shape[1] + 1))]
+    with running(None):
+        expected, _ = Preprocessor(config).run(part)
+    with running(stages):
+        assert Preprocessor(config).run(part)[0].tobytes() == expected.tobytes()
+
+
+def test_arrays_of_another_order_are_left_to_the_reference(stages: NativeStages) -> None:
+    pixels, out = np.zeros((4, 5, 3), np.uint8), np.zeros((3, 4, 5), np.float32)
+    numbers = (1.0, 1.0, 1.0)
+    assert stages.planes(pixels, out, numbers, numbers, reverse=False)
+    assert (out == -1.0).all()
+    for image, planes in ((pixels[::-1], out), (pixels[..., ::-1], out), (pixels, out[..., ::-1])):
+        assert not stages.planes(image, planes, numbers, numbers, reverse=False)
+
+
+# --- tracks
+
+
+def a_frame(rng: np.random.Generator, objects: np.ndarray) -> Detections:
+    """Detections [N, 4] of objects that move and crowd, some missing, some of nothing."""
+    objects[:, :2] += rng.normal(0.0, 3.0, (len(objects), 2))
+    boxes = objects[rng.random(len(objects)) < 0.9]
+    boxes = np.concatenate([boxes, rng.uniform(0, 60, (int(rng.integers(0, 3)), 4))])
+    boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    scores = rng.uniform(0.0, 1.0, len(boxes))
+    if rng.random() < 0.4:  # ties, and boxes without an area
+        boxes, scores = np.round(boxes / 8) * 8, np.round(scores * 4) / 4
+    return Detections(
+        boxes.astype(np.float32), scores.astype(np.float32), rng.integers(0, 2, len(boxes))
+    )
+
+
+def a_tracker_config(rng: np.random.Generator) -> TrackerConfig:
+    high_score = float(rng.choice([0.0, 0.3, 0.5]))
+    return TrackerConfig(
+        high_score=high_score,
+        low_score=float(rng.choice([0.0, min(0.1, high_score)])),
+        new_score=float(rng.choice([0.0, 0.6])),
+        iou=float(rng.choice([0.0, 0.1, 0.5])),
+        confirm_frames=int(rng.integers(1, 4)),
+        lost_s=float(rng.choice([0.05, 1.0])),
+        same_class=bool(rng.integers(0, 2)),
+    )
+
+
+def spoilt(frame: Detections) -> Detections:
+    """The frame with a box without end, which no decoder gives, and which is no object."""
+    boxes, scores = frame.boxes.copy(), frame.scores.copy()
+    boxes[-1:, 2:], scores[-1:] = np.inf, -1.0
+    return replace(frame, boxes=boxes, scores=scores)
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_tracks_are_the_same_bits(stages: NativeStages, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    config, first_id = a_tracker_config(rng), int(rng.integers(1, 1000))
+    trackers = Tracker(config, first_id), NativeTracker(config, first_id, stages)
+    spread = rng.choice([20, 100, 400])
+    objects = rng.uniform((0, 0, 5, 5), (spread, spread, 60, 60), (int(rng.integers(0, 40)), 4))
+    time_s = float(rng.choice([0.0, 1e6]))
+    for number in range(12):
+        time_s += float(rng.choice([0.0, 1 / 30, 0.2, 3.0], p=[0.1, 0.7, 0.15, 0.05]))
+        frame = a_frame(rng, objects)
+        if rng.random() < 0.05:
+            frame = spoilt(frame)
+        if number == 6:
+            config = a_tracker_config(rng)
+            for one in trackers:
+                one.config = config
+        with np.errstate(all="ignore"):
+            if rng.random() < 0.2:
+                reference, ours = (one.predict(time_s) for one in trackers)
+            else:
+                reference, ours = (one.update(frame, time_s) for one in trackers)
+        assert_same(ours, reference, DETECTED)
+        assert_same(trackers[1].tracks, trackers[0].tracks, TRACKED)
+        assert trackers[0].next_id == trackers[1].next_id
+
+
+def test_a_frame_that_is_no_number_is_left_to_the_reference(stages: NativeStages) -> None:
+    rng = np.random.default_rng()
+    frame = a_frame(rng, rng.uniform(5, 60, (30, 4)))
+    settings_of = native._settings_of(TrackerConfig())
+    tracker = NativeTracker(TrackerConfig(), 1, stages)
+    tracker.update(frame, 0.0)
+    call = tracker._call
+    before = [getattr(tracker.tracks, name).tobytes() for name in TRACKED]
+    for name, value in (("boxes", np.nan), ("scores", np.nan), ("boxes", np.inf)):
+        values = {key: getattr(frame, key).copy() for key in ("boxes", "scores", "class_ids")}
+        values[name][-1] = value
+        ids, stays = np.zeros(len(frame), np.int64), np.zeros(len(frame), bool)
+        pointers = (array.ctypes.data for array in values.values())
+        count = stages.track(
+            ctypes.byref(call), ctypes.byref(settings_of), *pointers, len(frame), 1.0,
+            ids.ctypes.data, stays.ctypes.data,
+        )  # fmt: skip
+        assert count == -1
+        assert before == [getattr(tracker.tracks, name).tobytes() for name in TRACKED]
+
+
+def test_many_tracks_that_overlap_are_the_same_bits(stages: NativeStages) -> None:
+    rng = np.random.default_rng()
+    trackers = Tracker(TrackerConfig()), NativeTracker(TrackerConfig(), 1, stages)
+    objects = rng.uniform((0, 0, 30, 30), (300, 300, 60, 60), (200, 4))
+    for number in range(8):
+        frame = a_frame(rng, objects)
+        reference, ours = (one.update(frame, number / 30) for one in trackers)
+        assert_same(ours, reference, DETECTED)
+        assert_same(trackers[1].tracks, trackers[0].tracks, TRACKED)
+
+
+# --- which one runs
+
+
+def test_the_log_says_which_one_runs(
+    stages: NativeStages, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    for library, sentence in (
+        ("libnowhere.so.1", "run in Python: libnowhere.so.1: "),
+        (stages.path, f"run in {stages.path}"),
+    ):
+        monkeypatch.setattr(native, "LIBRARY", library)
+        native.native_stages.cache_clear()
+        tracker = native.new_tracker(TrackerConfig(), 1)
+        assert isinstance(tracker, NativeTracker) == (library == stages.path)
+        assert f"decoding and tracking {sentence}" in caplog.messages[-1]
+    native.native_stages.cache_clear()
+
+
+def test_a_library_of_another_version_is_not_used(
+    stages: NativeStages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    with pytest.raises(OSError, match=r"libstages.so: its stages have version 1, not 2"):
+        NativeStages(stages.path)
+    with pytest.raises(OSError, match=r"its stages have version 0"):
+        NativeStages("libc.so.6")
+
+
+@pytest.mark.slow
+def test_sanitizers_find_nothing() -> None:
+    """AddressSanitizer and UBSan on all of the above, in a process that has loaded them first."""
+    runtime = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    environment = os.environ | {
+        "STAGES_FLAGS": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover",
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-m", "not slow"]
+    run = subprocess.run(
+        [*command, __file__], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    assert " passed" in run.stdout
