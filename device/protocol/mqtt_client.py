@@ -9,6 +9,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest expected, an index, has 1 MiB
 MAX_PACKET_BYTES = MAX_MESSAGE_BYTES + 2 * 65536  # with the topic and properties
 PUBLISH = 0x30  # the type of a packet, in its upper four bits
+READ_BYTES = 16 * 1024  # a TLS record
+READS_A_TURN = 64
 
 
 class Client(paho.Client):
@@ -32,19 +34,17 @@ class Client(paho.Client):
         self.giant_topic = ""
         self.tls_error: ssl.SSLError | None = None
         self._giant_head = b""
+        self._unread = b""  # read from the socket, and not yet asked for by paho
+        self._reads_left = 0  # of the socket, before something is written again
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        """Read from the socket; paho asks for a whole packet once it has read its header.
+        """Return bytes of the connection; paho asks for a whole packet once it has its header.
 
         Brokers of MQTT 5 are told the limit. Those of 3.1.1 are not, and paho would collect the
         packet in memory first: of a giant only its topic is read.
         """
         if bufsize <= MAX_PACKET_BYTES:
-            try:
-                return super()._sock_recv(bufsize)
-            except ssl.SSLError as error:  # paho says only that the connection was lost
-                self.tls_error = error
-                raise
+            return self._read(bufsize)
         if self._in_packet["command"] & 0xF0 == PUBLISH:
             self._read_giant_topic()
         self.giant_bytes = bufsize
@@ -52,11 +52,38 @@ class Client(paho.Client):
 
     def _read_giant_topic(self) -> None:
         """Read the topic, with which a message begins; BlockingIOError: more of it will come."""
-        self._giant_head += super()._sock_recv(2 + 65535 - len(self._giant_head))
+        self._giant_head += self._read(2 + 65535 - len(self._giant_head))
         end = 2 + int.from_bytes(self._giant_head[:2], "big")
         if len(self._giant_head) < end:
             raise BlockingIOError
         self.giant_topic = self._giant_head[2:end].decode(errors="replace")
+
+    def _read(self, count: int) -> bytes:
+        """Return at most `count` bytes; BlockingIOError: none are there, or others have their turn.
+
+        The socket is read in larger pieces: paho asks for a packet's header byte by byte.
+        """
+        if not self._unread:
+            self._reads_left -= 1
+            if self._reads_left < 0:
+                raise BlockingIOError
+            try:
+                self._unread = super()._sock_recv(max(count, READ_BYTES))
+            except BlockingIOError:
+                self._reads_left = 0
+                raise
+            except ssl.SSLError as error:  # paho says only that the connection was lost
+                self.tls_error = error
+                raise
+        data, self._unread = self._unread[:count], self._unread[count:]
+        return data
+
+    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
+        """Read the packets that are there; paho waits in `select` before each one."""
+        self._reads_left, code = READS_A_TURN, MQTTErrorCode.MQTT_ERR_SUCCESS
+        while not code and self._sock is not None and (self._unread or self._reads_left > 0):
+            code = super().loop_read(max_packets)
+        return code
 
     def loop_forever(
         self, timeout: float = 1.0, retry_first_connection: bool = False
