@@ -8,9 +8,11 @@ from this one, in turns. The peers run in environments of their own:
     python -m scripts.bench_serve --kserve kserve/bin/python --mlserver mlserver/bin/python
 
 Requests a second depend on the client and on the machine's load; CPU milliseconds of the server for
-each request hardly do. `--batching` compares 64 clients with and without dynamic batching, on an
-engine with a simulated time of 20 ms. `--cuda ENGINE` serves an engine on a GPU to one gRPC client
-with CUDA shared memory (needs cuda-python), and measures `tandem bench` on it before and after.
+each request hardly do. Where h2load is installed (Debian's nghttp2-client), rows of several
+connections say what a server answers at most: a Python client is busier than the server. `--batching`
+compares 64 clients with and without dynamic batching, on an engine with a simulated time of 20 ms.
+`--cuda ENGINE` serves an engine on a GPU to one gRPC client with CUDA shared memory (needs
+cuda-python), and measures `tandem bench` on it before and after.
 """
 
 import argparse
@@ -18,6 +20,8 @@ import contextlib
 import json
 import os
 import queue
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -38,6 +42,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from onnx import TensorProto, helper
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import triton_to_np_dtype
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +51,7 @@ NAME, INPUT, OUTPUT = "identity", "INPUT0", "OUTPUT0"
 LIBRARIES = {"HTTP": triton_http, "gRPC": triton_grpc}
 SIZES = {"16 floats": 16, "1.2 MB": 3 * 320 * 320}
 START_S = 300.0
+CONNECTIONS = 8
 BOARD_S = 0.02
 
 KSERVE = """
@@ -247,6 +253,50 @@ def measured(ask: Callable[[], object], pid: int, seconds: float) -> tuple[float
     return len(times) / spent_s, median(times) * 1e3, cpu / len(times) * 1e3
 
 
+def _http_load(port: int, tensor: Any, folder: Path) -> list[str]:  # noqa: ANN401
+    body, json_size = triton_http.InferenceServerClient.generate_request_body([tensor])
+    (folder / "request.bin").write_bytes(body)
+    return [
+        "--h1", "-d", str(folder / "request.bin"),
+        "-H", f"Inference-Header-Content-Length: {json_size}",
+        "-H", "Content-Type: application/octet-stream",
+        f"http://127.0.0.1:{port}/v2/models/{NAME}/infer",
+    ]  # fmt: skip
+
+
+def _grpc_load(port: int, tensor: Any, folder: Path) -> list[str]:  # noqa: ANN401
+    request = service_pb2.ModelInferRequest(
+        model_name=NAME,
+        inputs=[tensor._get_tensor()],
+        raw_input_contents=[tensor._get_content()],
+    ).SerializeToString()
+    (folder / "request.bin").write_bytes(b"\0" + len(request).to_bytes(4, "big") + request)
+    return [
+        "-d", str(folder / "request.bin"), "-H", "Content-Type: application/grpc",
+        "-H", "TE: trailers",
+        f"http://127.0.0.1:{port}/inference.GRPCInferenceService/ModelInfer",
+    ]  # fmt: skip
+
+
+def saturated(load: Sequence[str], pid: int, seconds: float) -> tuple[float, float, float]:
+    """Return what `measured` does, of `CONNECTIONS` connections that h2load keeps busy.
+
+    The time is the mean one, not the median. SystemExit if a request fails.
+    """
+    cpu_before = cpu_s(pid)
+    report = subprocess.run(
+        ["h2load", "-c", str(CONNECTIONS), "-D", f"{max(1, round(seconds))}", *load],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    cpu = cpu_s(pid) - cpu_before
+    rate = re.search(r"finished in .*, ([\d.]+) req/s", report)
+    counts = re.search(r"(\d+) succeeded, (\d+) failed", report)
+    if rate is None or counts is None or int(counts[1]) == 0 or int(counts[2]) > 0:
+        raise SystemExit(f"h2load: {report}")
+    per_s = float(rate[1])
+    return per_s, CONNECTIONS / per_s * 1e3, cpu / int(counts[1]) * 1e3
+
+
 def bench(peers: Sequence[Peer], folder: Path, seconds: float) -> list[Figures]:
     """Measure servers by HTTP binary and by gRPC, in turns; ours by shared memory too."""
     rows = []
@@ -271,6 +321,10 @@ def bench(peers: Sequence[Peer], folder: Path, seconds: float) -> list[Figures]:
                 if not np.array_equal(np.asarray(answer).reshape(-1), data):
                     raise SystemExit(f"{name} answers something else by {protocol}")
                 rows.append(Figures(name, protocol, size, *measured(ask, pid, seconds)))
+                if size == "16 floats" and shutil.which("h2load"):
+                    load = _http_load if protocol == "HTTP" else _grpc_load
+                    figures = saturated(load(port, one, folder), pid, seconds)
+                    rows.append(Figures(name, f"{protocol}, {CONNECTIONS} at once", size, *figures))
         _, pid, port, _ = running[0]
         rows.append(_by_shared_memory(pid, port, seconds))
     return rows
@@ -475,11 +529,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({"rows": [asdict(row) for row in rows], "engine_cpu_ms": engine_ms}))
         return 0
     print(
-        f"{'server':9} {'protocol':14} {'size':10} {'requests/s':>10} {'p50 ms':>8} {'CPU ms':>8}"
+        f"{'server':9} {'protocol':16} {'size':10} {'requests/s':>10} {'p50 ms':>8} {'CPU ms':>8}"
     )
     for row in rows:
         print(
-            f"{row.server:9} {row.protocol:14} {row.size:10} {row.requests_per_s:10.1f}"
+            f"{row.server:9} {row.protocol:16} {row.size:10} {row.requests_per_s:10.1f}"
             f" {row.p50_ms:8.2f} {row.server_cpu_ms:8.2f}"
         )
     print(f"the model itself: {engine_ms:.2f} ms CPU on 1.2 MB")

@@ -37,6 +37,7 @@ debian_packages=(
     python3-venv
     docker-registry
     nats-server
+    nghttp2-client
     postgresql
     prometheus
     rabbitmq-server

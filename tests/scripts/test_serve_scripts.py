@@ -66,8 +66,10 @@ def test_the_bench_measures_each_protocol(capsys: pytest.CaptureFixture[str]) ->
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["protocol"], row["size"]) for row in rows] == [
         ("HTTP", "16 floats"),
+        ("HTTP, 8 at once", "16 floats"),
         ("HTTP", "1.2 MB"),
         ("gRPC", "16 floats"),
+        ("gRPC, 8 at once", "16 floats"),
         ("gRPC", "1.2 MB"),
         ("shared memory", "1.2 MB"),
     ]
