@@ -9,8 +9,8 @@ from this one, in turns. The peers run in environments of their own:
 
 Requests a second depend on the client and on the machine's load; CPU milliseconds of the server for
 each request hardly do. Where h2load is installed (Debian's nghttp2-client), rows of several
-connections say what a server answers at most: a Python client is busier than the server. `--batching`
-compares 64 clients with and without dynamic batching, on an engine with a simulated time of 20 ms.
+connections say what a server answers at most: a Python client is busier than the server.
+`--batching` compares 64 clients with and without it, on an engine with a simulated time of 20 ms.
 `--cuda ENGINE` serves an engine on a GPU to one gRPC client with CUDA shared memory (needs
 cuda-python), and measures `tandem bench` on it before and after.
 """

@@ -50,7 +50,7 @@ def _unread_times(front: Frontend) -> Iterable[str]:
                 f"{len(dropped)} of {len(times.times)} rows of {name} were not read: they name "
                 f"nodes that the engine does not have, such as {', '.join(dropped[0])}"
             )
-    by_precision = {times.precision: times for times in given}
+    by_precision = {times.precision: times for times in measured}
     int8, half = by_precision.get("int8"), by_precision.get("fp16")
     if precision == "int8" and int8 and half and not measured_in_both(int8, half):
         counts = " and ".join(
