@@ -59,7 +59,7 @@ def _unread_times(front: Frontend) -> Iterable[str]:
         )
         yield (
             f"measured times did not choose between INT8 and FP16, as no node on the GPU has both: "
-            f"{counts}. Name the same nodes in both files of `tandem build --measured`"
+            f"{counts}. Both files must name the same nodes"
         )
 
 
