@@ -313,5 +313,5 @@ def test_a_document_that_is_cleared_supersedes_a_release_without_a_signature() -
     agent = SimpleNamespace(
         _verification=SimpleNamespace(forget=lambda: None), _config=SimpleNamespace(dev=False)
     )
-    assert Agent._verdict(agent, b"", None) == TRUSTED  # type: ignore[arg-type]
-    assert isinstance(Agent._verdict(agent, b"{}", None), Refused)  # type: ignore[arg-type]
+    assert Agent._verdict(agent, b"", None, "") == TRUSTED  # type: ignore[arg-type]
+    assert isinstance(Agent._verdict(agent, b"{}", None, ""), Refused)  # type: ignore[arg-type]
