@@ -152,7 +152,7 @@ def native_stages() -> NativeStages | None:
     """Return the library's stages; None where it is not installed. The log has which one runs."""
     try:
         stages = NativeStages(LIBRARY)
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # a function that is not there
         _LOG.info("decoding and tracking run in Python: %s", error)
         return None
     _LOG.info("decoding and tracking run in %s", LIBRARY)
@@ -181,6 +181,8 @@ class NativeTracker(Tracker):
         boxes = np.ascontiguousarray(detections.boxes, np.float32)
         scores = np.ascontiguousarray(detections.scores, np.float32)
         class_ids = np.ascontiguousarray(detections.class_ids, np.int64)
+        if boxes.shape != (count, 4) or class_ids.shape != (count,):  # the library reads as many
+            return super().update(detections, time_s)
         ids, stays = np.empty(count, np.int64), np.empty(count, np.bool_)
         call = self._call
         call.at_s, call.next_id = self._at_s, self._next_id

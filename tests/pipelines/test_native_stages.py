@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -328,3 +329,23 @@ def test_sanitizers_find_nothing() -> None:
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     assert " passed" in run.stdout
+
+
+def test_a_library_without_a_function_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, library = tmp_path / "part.c", tmp_path / "libpart.so"
+    source.write_text(f"int tandem_stages_version(void) {{ return {native.VERSION}; }}")
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", library], check=True)
+    monkeypatch.setattr(native, "LIBRARY", str(library))
+    native.native_stages.cache_clear()
+    assert native.native_stages() is None
+    native.native_stages.cache_clear()
+
+
+def test_arrays_that_disagree_on_the_number_of_objects_are_refused(stages: NativeStages) -> None:
+    tracker = NativeTracker(TrackerConfig(), 1, stages)
+    boxes = np.tile(np.float32([0, 0, 9, 9]), (50, 1))
+    scores, class_ids = np.full(50, 0.9, np.float32), np.zeros(1, np.int64)
+    with pytest.raises((IndexError, ValueError)):
+        tracker.update(Detections(boxes, scores, class_ids), 0.0)
