@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import cuda_double
 import cv2
@@ -34,6 +35,7 @@ from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.first_layer import BIAS, NORM, Fit, first_layer, fit_of, remark
 from toolkit.quantize.ranges.measure import RangeOptions
+from toolkit.quantize.ranges.report_text import assumed_lines
 
 NCHW = [InputSpec("images", (1, 3, 32, 48))]
 NHWC = [InputSpec("images", (1, 32, 48, 3))]
@@ -640,3 +642,9 @@ def test_what_is_assumed_stands_at_the_end_and_strict_refuses_it(
     for command in ("build", "calibrate"):
         output = _run(command, model, *data).output
         assert f"`tandem build --preprocess {beside}` states it" in output
+
+
+def test_a_folder_without_a_name_has_no_file_beside_it() -> None:
+    ranges = SimpleNamespace(preprocessing=SimpleNamespace(assumed=("mean",), in_words="RGB"))
+    (line,) = assumed_lines(ranges, Path("."))  # type: ignore[arg-type]
+    assert "`tandem build --preprocess`" in line

@@ -75,7 +75,8 @@ def assumed_lines(ranges: Ranges, model: Path | None = None) -> list[str]:
     """
     if ranges.preprocessing is None or not ranges.preprocessing.assumed:
         return []
-    beside = None if model is None else model.with_suffix(".toml")
+    # The folder "." of a SavedModel has no name.
+    beside = model.with_suffix(".toml") if model is not None and model.name else None
     option = f"--preprocess {beside}" if beside is not None and beside.is_file() else "--preprocess"
     return [
         "WARNING: nothing says how the model's images are prepared, so"
