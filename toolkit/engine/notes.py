@@ -58,8 +58,8 @@ def _unread_times(front: Frontend) -> Iterable[str]:
             for times in (int8, half)
         )
         yield (
-            f"measured times did not choose between INT8 and FP16, as no node on the GPU has both: "
-            f"{counts}. Both files must name the same nodes"
+            f"measured times did not choose between INT8 and FP16, as no rows on the GPU time the "
+            f"same nodes: {counts}. Both files must name the same nodes"
         )
 
 
