@@ -9,6 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
 source scripts/test_parts.sh
 
+check_space
+make_scratch
 install_debian_packages_of_tests
 make_venv dev,gpu-build
 make_tensorflow_venv

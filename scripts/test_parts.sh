@@ -4,6 +4,59 @@
 # Programs that the tests start would compile every module of Tandem again.
 unset PYTHONDONTWRITEBYTECODE
 
+# MB of each environment, with the models and the caches beside them, once it is made.
+declare -A environment_mb=(
+    [.venv]=3400 [.venv-tensorflow]=1600 [.venv-oldest]=600 [.venv-3.10]=450 [.venv-3.12]=450
+    [.models]=300 [.mypy_cache]=200
+)
+# MB of temporary files: packages that pip unpacks, then what eight workers of pytest hold at most.
+temporary_mb=3000
+
+# check_free FOLDER MB: an error where its file system has fewer free.
+check_free() {
+    local free
+    free=$(($(df -Pk "$1" | awk 'END { print $4 }') * 1024 / 1000000))
+    if ((free < $2)); then
+        fail "the tests need $2 MB in $1 and $free MB are free there: make space$3"
+    fi
+}
+
+# Say how much space the tests need, and end where there is less. What is made already is not counted.
+check_space() {
+    local needed=0 name temporary=${TMPDIR:-/tmp}
+    for name in "${!environment_mb[@]}"; do
+        if [[ ! -e $name ]]; then
+            ((needed += environment_mb[$name]))
+        fi
+    done
+    echo "The tests need $needed MB in $PWD and $temporary_mb MB in $temporary."
+    if [[ $(stat -c %d .) == $(stat -c %d "$temporary") ]]; then
+        check_free "$PWD" $((needed + temporary_mb)) ", or set TMPDIR to a folder of another disk"
+    else
+        check_free "$PWD" "$needed" ""
+        check_free "$temporary" "$temporary_mb" ", or set TMPDIR to a folder of another disk"
+    fi
+}
+
+# Set TMPDIR to a folder that goes when this process ends, whatever ends it: programs that are killed
+# leave files there. pytest holds its own folders elsewhere, as it keeps those of tests that failed.
+make_scratch() {
+    local lock pid
+    export PYTEST_DEBUG_TEMPROOT=${TMPDIR:-/tmp}
+    TMPDIR=$(mktemp -d "$PYTEST_DEBUG_TEMPROOT/tandem-XXXXXX")
+    export TMPDIR
+    chmod 711 "$TMPDIR" # PostgreSQL's folder is of another user
+    # No child of this process, which waits for all of its children.
+    # shellcheck disable=SC2016
+    (setsid sh -c 'tail --pid="$1" -f /dev/null; rm -rf "$2"' - $$ "$TMPDIR" </dev/null &>/dev/null &)
+    # Of runs of pytest that were killed: it would keep each for three days.
+    for lock in "$PYTEST_DEBUG_TEMPROOT/pytest-of-$(id -un)"/pytest-*/.lock; do
+        if pid=$(cat "$lock" 2>/dev/null) && [[ -n $pid ]] && ! kill -0 "$pid" 2>/dev/null; then
+            rm -rf "${lock%/.lock}"
+        fi
+    done
+}
+
 # What the tests start as programs or load from the system, by Debian package name.
 debian_packages=(
     chromium

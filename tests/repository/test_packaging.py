@@ -18,6 +18,7 @@ import pytest
 from model_fixtures import small_convnet
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from shared_folder import shared_folder
 
 import tandem
 from device.start.packages import NAMES
@@ -49,7 +50,10 @@ NEVER_ON_A_BOARD = (
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree, with stray caches that must stay behind."""
-    copy = tmp_path_factory.mktemp("source")
+    return shared_folder(tmp_path_factory, "source", copy_tree)
+
+
+def copy_tree(copy: Path) -> None:
     for folder in (*PACKAGES, *FOLDERS_OF_THE_SOURCE):
         shutil.copytree(
             ROOT / folder, copy / folder, ignore=shutil.ignore_patterns(*CACHES, "build")
@@ -59,15 +63,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("configs/__pycache__", "configs/profiles/__pycache__", "scripts/__pycache__"):
         (copy / folder).mkdir()
         (copy / folder / "stray.cpython-310.pyc").write_bytes(b"stale")
-    return copy
 
 
 @pytest.fixture(scope="session")
 def archives(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the source archive, and the wheel that was built from it."""
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source))
-    return out
+
+    def fill(out: Path) -> None:
+        tree = shutil.copytree(source, out / "tree")  # a build writes into its tree
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree))
+        shutil.rmtree(tree)
+
+    return shared_folder(tmp_path_factory, "archives", fill)
 
 
 @pytest.fixture(scope="session")
@@ -77,12 +84,15 @@ def wheel(archives: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("demo")
-    for folder in ("configs", "scripts/demo_data"):  # a build writes into its tree
-        shutil.copytree(source / folder, out / "tree" / folder)
-    folder = str(out / "tree/scripts/demo_data")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), folder)
-    return next(out.glob("*.whl"))
+    def fill(out: Path) -> None:
+        for name in ("configs", "scripts/demo_data"):
+            shutil.copytree(source / name, out / "tree" / name)
+        folder = str(out / "tree/scripts/demo_data")
+        run(
+            sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), folder
+        )
+
+    return next(shared_folder(tmp_path_factory, "demo-wheel", fill).glob("*.whl"))
 
 
 def run(*command: str, **environment: str) -> str:
@@ -91,6 +101,7 @@ def run(*command: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=280,
         cwd=os.path.abspath(os.sep),
         env={**os.environ, **environment},
     )
