@@ -386,13 +386,13 @@ def test_times_of_two_precisions_that_share_no_node_are_named(
 ) -> None:
     model = chain(tmp_path, rng, 16, 8, group=1)
 
-    def notes(half_node: str) -> list[str]:
+    def notes(half_node: str, processor: Literal["gpu", "dla"] = "gpu") -> list[str]:
         times = tuple(
             Measured(
                 profile="orin-nano-8gb",
                 precision=precision,
                 source=f"{precision}.toml",
-                times=(MeasuredTime(nodes=(node,), processor="gpu", time_us=1.0),),
+                times=(MeasuredTime(nodes=(node,), processor=processor, time_us=1.0),),
             )
             for precision, node in zip(PRECISIONS, ("first", half_node), strict=True)
         )
@@ -401,6 +401,7 @@ def test_times_of_two_precisions_that_share_no_node_are_named(
         return [note for note in built.notes if "no rows on the GPU time the same nodes" in note]
 
     assert notes("first") == []
+    assert notes("second", "dla") == []
     (note,) = notes("second")
     assert "int8.toml has 1 in int8 and fp16.toml has 1 in fp16" in note
 

@@ -56,6 +56,20 @@ def test_it_is_what_the_paper_computes(depth: int, block: int, rng: np.random.Ge
     np.testing.assert_allclose(rounded.restored(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_factor_of_a_deep_operand_is_that_of_the_inverse_hessian(
+    rng: np.random.Generator,
+) -> None:
+    """A triangular matrix of this depth is inverted in parts of other sizes."""
+    depth = 1030
+    x = _operands(rng, 1500, depth)
+    upper = feedback_factor(x)
+    assert upper is not None
+    np.testing.assert_array_equal(upper, np.triu(upper))
+    hessian = x.T.astype(np.float64) @ x
+    hessian += DAMPING * np.trace(hessian) / depth * np.eye(depth)
+    np.testing.assert_allclose(upper.T @ upper @ hessian, np.eye(depth), atol=1e-9)
+
+
 @pytest.mark.parametrize("columns", [40, 1100])
 def test_its_error_is_below_that_of_rounding_to_nearest(
     columns: int, rng: np.random.Generator

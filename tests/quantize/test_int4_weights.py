@@ -16,9 +16,10 @@ from onnx import helper, numpy_helper
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
-from toolkit.graph.block_weights import BlockTensor
+from toolkit.graph.block_weights import BlockTensor, BlockWeight
 from toolkit.graph.passes import run_passes
 from toolkit.quantize.int4 import quantize_int4
+from toolkit.quantize.int4_rounding import round_to_nearest
 from toolkit.quantize.loss.metrics import SQNR
 from toolkit.quantize.ranges.observe import ActivationRunner
 
@@ -242,12 +243,22 @@ def test_a_loss_beyond_the_limit_is_refused_but_on_purpose(
     onnx.save(_product(_hard(_weights(rng, SIZE, SIZE), samples)), tmp_path / "m.onnx")
     options = BuildOptions(int4_weights=128, data=samples, kernels=False)
     words = r"INT4 weights lose too much of m.onnx: product: its results differ by .*limit 30%"
-    with pytest.raises(BuildError, match=words):
+    with pytest.raises(BuildError, match=rf"{words}.*Try `tandem build --int4-weights 32`, or"):
         build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
     assert not (tmp_path / "e").exists()
     options = replace(options, accept_loss=True)
     result = build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", options)
     assert any("output 'y' differs by " in note for note in result.notes)
+    (excess,) = [note for note in result.notes if "than their limits allow, as accepted" in note]
+    assert "accepted: product: its results differ by" in excess
+    assert "output y: SQNR" in excess
+    with pytest.raises(BuildError, match=rf"{words}.*\. Leave them out"):
+        quantize_int4(
+            _graph(_product(_hard(_weights(rng, SIZE, SIZE), samples))),
+            samples,
+            32,
+            ActivationRunner,
+        ).check("m.onnx", 32)
 
 
 def test_a_product_that_loses_too_much_stays_in_floating_point(rng: np.random.Generator) -> None:
@@ -264,9 +275,84 @@ def test_a_product_that_loses_too_much_stays_in_floating_point(rng: np.random.Ge
     assert set(_blocks(int4.model)) == {"fine"}
     assert list(int4.floats) == ["lossy"]
     assert any("weights of lossy stay FP16: its results differ by" in note for note in int4.notes)
-    int4.check("m.onnx")
+    int4.check("m.onnx", 128)
     everything = quantize_int4(model, samples, 128, ActivationRunner, accept_loss=True)
     assert set(_blocks(everything.model)) == {"lossy", "fine"}
+
+
+@pytest.mark.parametrize("scale", [0.001, 1, 1000])
+def test_products_of_one_operand_are_judged_apart(scale: float, rng: np.random.Generator) -> None:
+    """Beside one of much larger results, and beside one of much smaller ones."""
+    samples, fine = _samples(rng), scale * _weights(rng, SIZE, SIZE)
+    hard = _hard(_weights(rng, SIZE, SIZE), samples)
+    nodes = [
+        helper.make_node("MatMul", ["x", "hard"], ["h"], "lossy"),
+        helper.make_node("MatMul", ["x", "fine"], ["y"], "fine"),
+    ]
+    proto = _proto(nodes, {"fine": fine.astype(np.float32), "hard": hard}, SIZE)
+    proto.graph.output.append(helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, [4, SIZE]))
+    int4 = quantize_int4(_graph(proto), samples, 128, ActivationRunner)
+    assert set(_blocks(int4.model)) == {"fine"}
+    assert int4.floats.keys() == {"lossy"}
+    assert "its results differ by 100.0% (norm, limit 30%)" in int4.floats["lossy"]
+    assert int4.losses["h"] == 0
+    assert int4.losses["y"] < 0.2
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_judge_nothing_and_are_named(
+    number: float, rng: np.random.Generator
+) -> None:
+    model, samples = _graph(_product(_weights(rng, SIZE, SIZE))), _samples(rng, 8)
+    samples[2]["x"][0, 5] = samples[7]["x"][1, 2] = number
+    int4 = quantize_int4(model, samples, 128, ActivationRunner)
+    assert not int4.floats
+    assert set(_blocks(int4.model)) == {"product"}
+    assert int4.losses["y"] < 0.2
+    (remark,) = int4.remarks
+    assert "rows that are not finite in floating point neither choose nor judge" in remark
+    assert "of 'x' on 2 of 8 samples" in remark
+    samples[3]["x"][:, 5] = samples[7]["x"][:, 5] = number
+    int4 = quantize_int4(model, samples, 128, ActivationRunner)
+    assert int4.floats == {"product": "'x' is not finite on the samples that judge"}
+
+
+def test_numbers_whose_squares_float32_does_not_hold_are_judged(rng: np.random.Generator) -> None:
+    model, samples = _graph(_product(_weights(rng, SIZE, SIZE))), _samples(rng)
+    small = quantize_int4(model, samples, 128, ActivationRunner)
+    large = [{"x": np.float32(2**80) * sample["x"]} for sample in samples]
+    int4 = quantize_int4(model, large, 128, ActivationRunner)
+    assert not int4.floats
+    assert int4.scaled == small.scaled
+    assert int4.losses["y"] == pytest.approx(small.losses["y"], rel=1e-3)
+
+
+def test_a_rounding_that_is_not_finite_is_never_the_best(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A double of GPTQ gives scales that are not finite."""
+
+    def nan_scales(weight: np.ndarray, upper: np.ndarray, block: int) -> BlockWeight:
+        rounded = round_to_nearest(weight, block)
+        return replace(rounded, scales=np.full_like(rounded.scales, np.nan))
+
+    monkeypatch.setattr("toolkit.quantize.int4.round_with_feedback", nan_scales)
+    model = _graph(_product(_weights(rng, SIZE, SIZE)))
+    int4 = quantize_int4(model, _samples(rng), 128, ActivationRunner)
+    assert (int4.products, int4.feedback) == (1, 0)
+    assert int4.losses["y"] < 0.2
+
+
+def test_products_too_deep_for_gptq_are_counted(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, samples = _graph(_product(_weights(rng, SIZE, SIZE))), _samples(rng)
+    assert not quantize_int4(model, samples, 128, ActivationRunner).remarks
+    for module in ("int4", "int4_rounding"):
+        monkeypatch.setattr(f"toolkit.quantize.{module}.MAX_DEPTH", SIZE - 1)
+    (remark,) = quantize_int4(model, samples, 128, ActivationRunner).remarks
+    assert remark.startswith("GPTQ rounds weights up to a depth of 255: ")
+    assert remark.endswith("which are rounded to nearest: 1")
 
 
 def test_products_leave_int4_until_the_outputs_are_within_their_limits(

@@ -637,11 +637,12 @@ def test_what_is_assumed_stands_at_the_end_and_strict_refuses_it(
         assert "ASSUMED" not in built.output
     calibrated = _run("calibrate", model, *data)
     assert calibrated.output.strip().splitlines()[-1].startswith("WARNING: nothing says how")
-    beside = tmp_path / "unknown.toml"
+    spaced = model.rename(tmp_path / "un known.onnx")
+    beside = tmp_path / "un known.toml"
     beside.touch()
     for command in ("build", "calibrate"):
-        output = _run(command, model, *data).output
-        assert f"`tandem build --preprocess {beside}` states it" in output
+        output = _run(command, spaced, *data).output
+        assert f"`tandem build --preprocess '{beside}'` states it" in output
 
 
 def test_a_folder_without_a_name_has_no_file_beside_it() -> None:

@@ -93,7 +93,7 @@ def _with_int4(front: Frontend, block: int, data: Source) -> Frontend:
     accept_loss, samples = front.options.accept_loss, samples_of(graph, data, options)
     int4 = quantize_int4(graph, samples, block, ActivationRunner, accept_loss=accept_loss)
     if not accept_loss:
-        int4.check(front.imported.name)
+        int4.check(front.imported.name, block)
     prepared = replace(front.prepared, model=int4.model)
     return replace(front, prepared=prepared, notes=(*front.notes, *int4.notes))
 

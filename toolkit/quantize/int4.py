@@ -10,10 +10,12 @@ these products read it, else into a product of its own, which kernels compute wi
 Each weight is rounded to nearest and by GPTQ (`toolkit.quantize.int4_rounding`), and the rounding
 with the smaller error of y is kept. Samples from which no weight is computed decide that: GPTQ can
 fit a few samples and be worse on others. They also judge the outputs, by the targets of INT8. Where
-these are missed, the products with the largest errors stay in floating point.
+these are missed, the products with the largest errors stay in floating point. Rows of x that are
+not finite choose and judge nothing.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +29,12 @@ from toolkit.errors import BuildError
 from toolkit.graph.block_weights import BlockTensor, BlockWeight
 from toolkit.graph.constant_weights import set_constant
 from toolkit.graph.rewriter import UniqueNames
-from toolkit.quantize.int4_rounding import feedback_factor, round_to_nearest, round_with_feedback
+from toolkit.quantize.int4_rounding import (
+    MAX_DEPTH,
+    feedback_factor,
+    round_to_nearest,
+    round_with_feedback,
+)
 from toolkit.quantize.loss.judge import Judgement, at_targets, judge, loss_text, samples_text
 from toolkit.quantize.loss.metrics import powers
 from toolkit.quantize.loss.parts import output_parts, split_outputs
@@ -58,7 +65,7 @@ class Int4Model:
     `scaled`: products whose weights were made larger by channels; `feedback`: those rounded by
     GPTQ. `losses`: of each output, the norm of the difference to floating point, relative.
     `judgement`: by the targets of INT8, of what is left in INT4; of all if nothing is. `floats`:
-    products that stay in floating point, and why.
+    products that stay in floating point, and why. `remarks`: what else a report says.
     """
 
     model: ir.Model
@@ -70,6 +77,7 @@ class Int4Model:
     losses: Mapping[str, float]
     judgement: Judgement
     floats: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -82,40 +90,58 @@ class Int4Model:
             f"{self.losses[name]:.2%} (norm) from floating point "
             f"{samples_text(self.judgement)}, the most of all",
             *(f"weights of {node} stay FP16: {why}" for node, why in self.floats.items()),
+            *self.remarks,
         )
 
-    def check(self, name: str) -> None:
-        """Raise BuildError if no product of the model `name` can have INT4 weights."""
+    def check(self, name: str, block: int) -> None:
+        """Raise BuildError if no product of the model `name` can have weights in these blocks."""
         if self.products:
             return
         losses = [*map(loss_text, self.judgement.broken)]
         whys = losses or [f"{node}: {why}" for node, why in self.floats.items()]
+        smaller = (
+            f"Try `tandem build --int4-weights {BLOCKS[0]}`, or leave" if block > BLOCKS[0] else ""
+        )
         raise BuildError(
             f"INT4 weights lose too much of {name}: {'; '.join(whys)} "
-            f"({samples_text(self.judgement)}). Try `tandem build --int4-weights 32`, or leave "
-            "them out; `tandem build --accept-loss` takes them as they are."
+            f"({samples_text(self.judgement)}). {smaller or 'Leave'} them out; "
+            "`tandem build --accept-loss` takes them as they are."
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
-    """Products of one operand, in INT4. `products`: names by their places in the graph.
+class _Product:
+    """A product in INT4, `place` in the graph. Those of one operand share its `factors`.
 
-    `error`: relative norm of the difference of the results on samples that judge.
+    `error`: relative norm of the difference of its results on rows that judge; NaN: there are none.
     """
 
-    products: Mapping[int, str]
+    place: int
+    name: str
+    operand: str
     factors: Array | None
-    weights: tuple[BlockWeight, ...]
-    feedback: int
+    weight: BlockWeight
+    feedback: bool
     error: float
+
+    @property
+    def problem(self) -> str:
+        """Why the product stays in floating point whatever the outputs lose; "": it need not."""
+        if self.error <= MAX_ERROR:
+            return ""
+        if math.isnan(self.error):
+            return f"{self.operand!r} is not finite on the samples that judge"
+        if math.isinf(self.error):
+            return "its results are not finite with INT4 weights"
+        return f"its results differ by {self.error:.1%} (norm, limit {MAX_ERROR:.0%})"
 
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
     """What the model computes: rows of operands on the samples of each part, and the outputs.
 
-    `apart`: no sample is in both parts. `truths`: the outputs on the samples that judge.
+    `apart`: no sample is in both parts. `truths`: the outputs on the samples that judge. `skipped`:
+    on how many samples an operand has rows that are not finite, and that are left out.
     """
 
     fit: Mapping[str, Array]
@@ -123,6 +149,7 @@ class _Observed:
     samples: Sequence[Sample]
     truths: Sequence[Mapping[str, NDArray[Any]]]
     apart: bool
+    skipped: Mapping[str, int]
 
 
 def quantize_int4(
@@ -151,25 +178,40 @@ def quantize_int4(
         raise BuildError("INT4 weights are chosen by samples, but the data hold none; give some.")
     observed = _observe(model, [str(value.name) for value in operands], chosen, open_model)
     places = {node: place for place, node in enumerate(model.graph)}
-    groups = [
-        _quantized(observed, str(value.name), {places[node]: node for node in products}, block)
-        for value, products in operands.items()
+    products = [
+        product
+        for value, nodes in operands.items()
+        for product in _quantized(
+            observed, str(value.name), {places[node]: node for node in nodes}, block
+        )
     ]
     # The first stay in floating point first.
-    groups.sort(key=lambda group: -np.nan_to_num(group.error, nan=np.inf))
-    least = sum(not group.error <= MAX_ERROR for group in groups)
+    products.sort(key=lambda product: -np.nan_to_num(product.error, nan=np.inf))
+    remarks = _remarks(observed, len(chosen), products)
 
-    def tried(floats: Sequence[_Group]) -> Int4Model:
-        int4 = [group for group in groups if group not in floats]
-        return _applied(model, int4, observed, open_model)
+    def tried(floats: Sequence[_Product]) -> Int4Model:
+        int4 = [product for product in products if product not in floats]
+        return replace(_applied(model, int4, observed, open_model), remarks=remarks)
 
-    floats = [] if accept_loss else groups[:least]
+    if accept_loss:
+        return _with_excess(tried([]), products)
+    return _within_limits(products, tried)
+
+
+def _within_limits(
+    products: Sequence[_Product], tried: Callable[[Sequence[_Product]], Int4Model]
+) -> Int4Model:
+    """Leave products in floating point until those in INT4 and the outputs keep their limits.
+
+    `products`: those with the largest errors first; `tried`: the model with some of them in float.
+    """
+    floats = [product for product in products if product.problem]
     first = tried(floats)
-    if accept_loss or not (first.judgement.broken and first.products):
+    if not (first.judgement.broken and first.products):
         return _with_reasons(first, first, floats)
     result = first
     for _ in range(MAX_SEARCHES):
-        rest = [group for group in groups if group not in floats]
+        rest = [product for product in products if product not in floats]
         enough, too_few = len(rest), 0
         while enough - too_few > 1:  # Fewer in INT4 lose less.
             middle = (enough + too_few) // 2
@@ -184,6 +226,26 @@ def quantize_int4(
             return _with_reasons(result, first, floats)
     floats = [*before, *rest[:enough]]
     return _with_reasons(tried(floats), first, floats)
+
+
+def _remarks(observed: _Observed, count: int, products: Sequence[_Product]) -> tuple[str, ...]:
+    """Return what of `count` samples was left out, and where GPTQ was not tried."""
+    remarks = []
+    if observed.skipped:
+        name = max(observed.skipped, key=observed.skipped.__getitem__)
+        others = len(observed.skipped) - 1
+        more = f", and of {others} more operands" if others else ""
+        remarks.append(
+            f"rows that are not finite in floating point neither choose nor judge INT4 weights: of "
+            f"{name!r} on {observed.skipped[name]} of {count} samples{more}"
+        )
+    depths = [len(product.weight.integers) for product in products]
+    if max(depths) > MAX_DEPTH:
+        remarks.append(
+            f"GPTQ rounds weights up to a depth of {MAX_DEPTH}: products deeper than that, which "
+            f"are rounded to nearest: {sum(depth > MAX_DEPTH for depth in depths)}"
+        )
+    return tuple(remarks)
 
 
 def _products_by_operand(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
@@ -219,10 +281,16 @@ def _weight(product: ir.Node) -> Array:
     return array.T if product.attributes.get_int("transB", 0) else array
 
 
-def _some_rows(x: NDArray[Any], count: int) -> Array:
-    """Return `count` rows at most, spread evenly."""
+def _finite_rows(x: NDArray[Any]) -> tuple[NDArray[Any], bool]:
+    """Return the rows without NaN and infinity, and whether these are all."""
     flat = x.reshape(-1, x.shape[-1])
-    at = np.unique(np.linspace(0, len(flat) - 1, max(count, 1)).astype(int))
+    finite = np.isfinite(flat).all(1)
+    return (flat, True) if finite.all() else (flat[finite], False)
+
+
+def _some_rows(flat: NDArray[Any], count: int) -> Array:
+    """Return `count` rows at most, spread evenly."""
+    at = np.unique(np.linspace(0, len(flat) - 1, max(count, 1)).astype(int))[: len(flat)]
     return np.array(flat[at], np.float32)
 
 
@@ -237,7 +305,7 @@ def _observe(
     run = open_model(model, list(dict.fromkeys((*operands, *outputs))))
     fit: dict[str, list[Array]] = {name: [] for name in operands}
     judges: dict[str, list[Array]] = {name: [] for name in operands}
-    truths = []
+    truths, skipped = [], dict.fromkeys(operands, 0)
     rows, count = _GRID_ROWS, len(samples) - len(at) * apart
     for index, sample in enumerate(samples):
         results = run(sample)
@@ -245,63 +313,86 @@ def _observe(
             row_bytes = 4 * sum(results[name].shape[-1] for name in operands)
             rows = min(_MAX_ROWS, max(_ROW_BYTES // row_bytes, _GRID_ROWS // 4))
         for name in operands:
+            x, complete = _finite_rows(results[name])
+            skipped[name] += not complete
             if index in at:
-                judges[name].append(_some_rows(results[name], _GRID_ROWS // len(at)))
+                judges[name].append(_some_rows(x, _GRID_ROWS // len(at)))
             if index not in at or not apart:
-                fit[name].append(_some_rows(results[name], rows // count))
+                fit[name].append(_some_rows(x, rows // count))
         if index in at:
             truths.append({name: np.array(results[name]) for name in outputs})
     fitted, unseen = (
         {name: np.concatenate(part[name]) for name in operands} for part in (fit, judges)
     )
-    return _Observed(fitted, unseen, [samples[i] for i in at], truths, apart)
+    skipped = {name: times for name, times in skipped.items() if times}
+    return _Observed(fitted, unseen, [samples[i] for i in at], truths, apart, skipped)
 
 
 def _quantized(
-    observed: _Observed, operand: str, products: Mapping[int, ir.Node], block: int
-) -> _Group:
-    """Quantize the products of one operand."""
+    observed: _Observed, operand: str, nodes: Mapping[int, ir.Node], block: int
+) -> list[_Product]:
+    """Quantize the products of one operand, `nodes` by their places in the graph."""
     x, judges = observed.fit[operand], observed.judges[operand]
-    weights = [_weight(product) for product in products.values()]
-    factors = _factors(_some_rows(x, _GRID_ROWS), weights, block)
-    if factors is not None:
-        x, judges = x / factors, judges / factors
-    # One sample alone would judge what is fitted to it.
-    upper = feedback_factor(x) if observed.apart else None
-    stored, feedback, noise, signal = [], 0, 0.0, 0.0
-    for plain in weights:
-        weight = plain if factors is None else plain * factors[:, None]
-        truth = judges @ weight
-        roundings = [round_to_nearest(weight, block)]
-        if upper is not None:
-            roundings.append(round_with_feedback(weight, upper, block))
-        errors = [float(np.square(judges @ one.restored() - truth).sum()) for one in roundings]
-        best = int(np.argmin(errors))
-        stored.append(roundings[best])
-        feedback, noise, signal = feedback + best, noise + errors[best], signal + _power(truth)
-    names = {place: str(product.name) for place, product in products.items()}
-    return _Group(names, factors, tuple(stored), feedback, (noise / max(signal, 1e-30)) ** 0.5)
+    weights = [_weight(node) for node in nodes.values()]
+    products = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        factors = _factors(_some_rows(x, _GRID_ROWS), weights, block)
+        if factors is not None:
+            x, judges = x / factors, judges / factors
+        # One sample alone would judge what is fitted to it.
+        upper = feedback_factor(x) if observed.apart else None
+        for (place, node), plain in zip(nodes.items(), weights, strict=True):
+            weight = plain if factors is None else plain * factors[:, None]
+            truth = judges @ weight
+            roundings = [round_to_nearest(weight, block)]
+            if upper is not None:
+                roundings.append(round_with_feedback(weight, upper, block))
+            errors = [_relative_error(judges @ one.restored(), truth) for one in roundings]
+            best = int(np.argmin(np.nan_to_num(errors, nan=np.inf)))
+            name = str(node.name)
+            products.append(
+                _Product(place, name, operand, factors, roundings[best], best > 0, errors[best])
+            )
+    return products
+
+
+def _relative_error(results: NDArray[Any], truth: NDArray[Any]) -> float:
+    """Return the relative norm of the difference, over rows that are finite in truth.
+
+    NaN: there are none; infinity: the results are not finite, or the truth is 0.
+    """
+    finite = np.isfinite(truth).all(1)
+    if not finite.any():
+        return math.nan
+    noise, signal = _power(results[finite] - truth[finite]), _power(truth[finite])
+    if not math.isfinite(noise) or noise > 0 == signal:
+        return math.inf
+    return math.sqrt(noise / signal) if noise else 0.0
 
 
 def _power(array: NDArray[Any]) -> float:
-    return float(np.square(array).sum())
+    """Return the sum of squares: float32 does not hold those of numbers beyond 1.8e19."""
+    return float(np.square(array, dtype=np.float64).sum())
 
 
 def _applied(
-    model: ir.Model, int4: Sequence[_Group], observed: _Observed, open_model: OpenModel
+    model: ir.Model, int4: Sequence[_Product], observed: _Observed, open_model: OpenModel
 ) -> Int4Model:
-    """Give a copy of the model the weights of some groups, and judge it."""
+    """Give a copy of the model the weights of some products, and judge it."""
     copy = model.clone()
     nodes = list(copy.graph)
     names = UniqueNames(str(name) for name in ir.convenience.create_value_mapping(copy.graph))
-    for group in int4:
-        products = [nodes[place] for place in group.products]
-        value = products[0].inputs[0]
+    by_operand: dict[str, list[_Product]] = {}
+    for product in sorted(int4, key=lambda product: product.place):
+        by_operand.setdefault(product.operand, []).append(product)
+    for products in by_operand.values():
+        factors, readers = products[0].factors, [nodes[product.place] for product in products]
+        value = readers[0].inputs[0]
         assert value is not None
-        if group.factors is not None:
-            _divide(copy.graph, value, products, group.factors, names)
-        for product, weight in zip(products, group.weights, strict=True):
-            _set_weight(copy.graph, product, weight, names)
+        if factors is not None:
+            _divide(copy.graph, value, readers, factors, names)
+        for product, node in zip(products, readers, strict=True):
+            _set_weight(copy.graph, node, product.weight, names)
     run = open_model(copy, [str(value.name) for value in model.graph.outputs])
     results_of = [
         {name: np.array(array) for name, array in run(one).items()} for one in observed.samples
@@ -311,12 +402,12 @@ def _applied(
         [split_outputs(parts, one) for one in each] for each in (observed.truths, results_of)
     )
     judgement = judge(parts, exact, actual, basis="int4" if observed.apart else "int4 seen")
-    stored = [weight for group in int4 for weight in group.weights]
+    stored = [product.weight for product in int4]
     return Int4Model(
         copy,
         len(stored),
-        sum(len(group.weights) for group in int4 if group.factors is not None),
-        sum(group.feedback for group in int4),
+        sum(product.factors is not None for product in int4),
+        sum(product.feedback for product in int4),
         sum(2 * weight.integers.size for weight in stored),
         sum(w.integers.size // 2 + _BLOCK_BYTES * w.scales.size for w in stored),
         _losses(observed.truths, results_of),
@@ -324,37 +415,49 @@ def _applied(
     )
 
 
-def _with_reasons(result: Int4Model, first: Int4Model, groups: Sequence[_Group]) -> Int4Model:
-    """Return the model with the `groups` in floating point, and why each is.
+def _with_reasons(result: Int4Model, first: Int4Model, products: Sequence[_Product]) -> Int4Model:
+    """Return the model with the `products` in floating point, and why each is.
 
     Some lose too much themselves, the others at the outputs, as `first` shows.
     """
     missed = "; ".join(map(loss_text, first.judgement.broken))
     floats = {
-        name: f"its results differ by {group.error:.1%} (norm"
-        + (f"), and with it {missed}" if group.error <= MAX_ERROR else f", limit {MAX_ERROR:.0%})")
-        for group in groups
-        for name in group.products.values()
+        product.name: product.problem
+        or f"its results differ by {product.error:.1%} (norm), and with it {missed}"
+        for product in products
     }
     judgement = result.judgement if result.products else first.judgement
     return replace(result, floats=floats, judgement=judgement)
 
 
+def _with_excess(result: Int4Model, products: Sequence[_Product]) -> Int4Model:
+    """Return the model with a remark on the limits that it misses."""
+    excess = [f"{product.name}: {product.problem}" for product in products if product.problem]
+    excess += map(loss_text, result.judgement.broken)
+    if not excess:
+        return result
+    remark = f"INT4 weights lose more than their limits allow, as accepted: {'; '.join(excess)}"
+    return replace(result, remarks=(*result.remarks, remark))
+
+
 def _factors(x: Array, weights: Sequence[Array], block: int) -> Array | None:
-    """Return the factors of the channels with the least error; None: none lower it."""
-    means = np.abs(x).mean(0)
-    if not np.isfinite(means).all() or not means.any():
+    """Return the factors of the channels with the least error; None: none lower it.
+
+    Errors are relative, so that each product counts, however small its results.
+    """
+    if not x.any():
         return None
+    means = np.abs(x).mean(0, dtype=np.float64)
     means = np.maximum(means, _SMALLEST * means.max())
     truths = [x @ weight for weight in weights]
     best: tuple[float, Array | None] = (np.inf, None)
     for power in GRID:
-        factors = (means**power).astype(np.float32)
-        factors /= np.sqrt(factors.max() * factors.min())
+        exact = means**power
+        factors = (exact / np.sqrt(exact.max() * exact.min())).astype(np.float32)
         error = 0.0
         for weight, truth in zip(weights, truths, strict=True):
             restored = round_to_nearest(weight * factors[:, None], block).restored()
-            error += float(np.square((x / factors) @ restored - truth).sum())
+            error += _relative_error((x / factors) @ restored, truth) ** 2
         if error < best[0]:
             best = error, None if power == 0 else factors
     return best[1]

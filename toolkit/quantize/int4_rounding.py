@@ -11,14 +11,17 @@ Columns do not depend on each other, so a strip of them at a time is in memory. 
 zero point are those of the weights as they are when the block is reached.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.graph.block_weights import BlockWeight
 
-MAX_DEPTH = 8192  # of GPTQ: its matrices of float64 take 0.5 GB each
+MAX_DEPTH = 6144  # of GPTQ: U took 20 s of two CPUs and 0.84 GB
 DAMPING = 0.01  # of the mean of the diagonal
 _STRIP = 1024  # columns
+_SMALL = 256  # of a triangular matrix, which is inverted as a general one
 _LAST = 15  # of the integers from 0 on
 
 Array = NDArray[np.float32]
@@ -52,12 +55,30 @@ def feedback_factor(x: Array) -> NDArray[np.float64] | None:
         return None
     hessian = np.zeros((depth, depth))
     for start in range(0, len(x), _STRIP):
-        rows = x[start : start + _STRIP].astype(np.float64)
+        rows = x[start : start + _STRIP, ::-1].astype(np.float64)
         hessian += rows.T @ rows
     hessian[np.diag_indices(depth)] += DAMPING * hessian.diagonal().mean()
     # H = R R^T with R upper triangular, by the Cholesky factor of H in reverse order: U = R^-1.
-    factor = np.linalg.cholesky(hessian[::-1, ::-1])[::-1, ::-1]
-    return np.triu(np.linalg.inv(factor))
+    factor: NDArray[Any] = np.linalg.cholesky(hessian)
+    del hessian  # The factor is a matrix of its own.
+    _invert_lower(factor)
+    return factor[::-1, ::-1]
+
+
+def _invert_lower(matrix: NDArray[np.float64]) -> None:
+    """Invert a lower triangular matrix in its place: a sixth of the work for a general one.
+
+    [[A, 0], [B, C]]^-1 = [[A^-1, 0], [-C^-1 B A^-1, C^-1]]
+    """
+    size = len(matrix)
+    if size <= _SMALL:
+        matrix[:] = np.tril(np.linalg.inv(matrix))
+        return
+    half = size // 2
+    first, last = matrix[:half, :half], matrix[half:, half:]
+    _invert_lower(first)
+    _invert_lower(last)
+    matrix[half:, :half] = last @ (matrix[half:, :half] @ -first)
 
 
 def round_with_feedback(weight: Array, upper: NDArray[np.float64], block: int) -> BlockWeight:

@@ -1,5 +1,6 @@
 """The report of a calibration, as text and as plain values for JSON."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -77,7 +78,8 @@ def assumed_lines(ranges: Ranges, model: Path | None = None) -> list[str]:
         return []
     # The folder "." of a SavedModel has no name.
     beside = model.with_suffix(".toml") if model is not None and model.name else None
-    option = f"--preprocess {beside}" if beside is not None and beside.is_file() else "--preprocess"
+    known = beside is not None and beside.is_file()
+    option = f"--preprocess {shlex.quote(str(beside))}" if known else "--preprocess"
     return [
         "WARNING: nothing says how the model's images are prepared, so"
         f" {', '.join(ranges.preprocessing.assumed)} are ASSUMED ({ranges.preprocessing.in_words});"
