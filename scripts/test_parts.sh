@@ -60,12 +60,14 @@ make_scratch() {
 # What the tests start as programs or load from the system, by Debian package name.
 debian_packages=(
     chromium
+    clang
     curl
     cyclonedds-dev
     cyclonedds-tools
     default-jre-headless
     fastddsgen
     g++
+    libclang-rt-dev
     libfastrtps-dev
     libxxhash-dev
     mosquitto

@@ -111,7 +111,7 @@ class NativeStages:
         `reverse`; return False for arrays that the library does not take."""
         rows, columns, _ = pixels.shape
         plane_bytes, row_bytes, element_bytes = out.strides
-        if pixels.strides[1:] != (3, 1) or element_bytes != 4:
+        if pixels.strides[1:] != (3, 1) or element_bytes != 4 or not out.flags.aligned:
             return False
         if min(pixels.strides[0], plane_bytes, row_bytes) < 0:
             return False
@@ -169,6 +169,11 @@ class NativeTracker(Tracker):
         self._own: Tracks | None = None  # the part of the arrays that has tracks
         self._call = _Tracks()
         self._settings: tuple[TrackerConfig, _TrackerConfig] = config, _settings_of(config)
+
+    @property
+    def tracks(self) -> Tracks:
+        """A copy of all tracks: the next frame changes the library's arrays in place."""
+        return self._tracks.take(np.arange(len(self._tracks)))
 
     def update(self, detections: Detections, time_s: float) -> Detections:
         """See `Tracker.update`."""

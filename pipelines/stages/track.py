@@ -75,11 +75,14 @@ class Tracker:
 
     def update(self, detections: Detections, time_s: float) -> Detections:
         """Return the detections with `track_ids`; those too weak to start a track are left out
-        unless they belong to one.
+        unless they belong to one, and those with a box or score that is not finite are.
 
         `time_s`: the capture time. It may jump, and count from anywhere, but not run backwards.
         """
         config = self.config
+        finite = np.isfinite(detections.boxes).all(axis=1) & np.isfinite(detections.scores)
+        if not finite.all():
+            detections = detections[finite]
         scores = detections.scores
         tracks = self._predicted(time_s)
         ious = iou_matrix(kalman.corners(tracks.states), detections.boxes)
@@ -201,7 +204,8 @@ class Tracker:
 def iou_matrix(
     first: NDArray[np.float32], second: NDArray[np.float32], epsilon: float = 1e-9
 ) -> NDArray[np.float32]:
-    """Return the intersection over union, float32 [N, M], of boxes [N, 4] and [M, 4]."""
+    """Return the intersection over union, float32 [N, M], of boxes [N, 4] and [M, 4]; 0 where an
+    area is beyond float32."""
     width = np.minimum(first[:, None, 2], second[:, 2]) - np.maximum(
         first[:, None, 0], second[:, 0]
     )
@@ -211,7 +215,10 @@ def iou_matrix(
     shared *= np.maximum(height, np.float32(0.0), out=height)
     union = (_areas(first) + np.float32(epsilon))[:, None] + _areas(second)
     union -= shared
-    return np.asarray(shared / union)
+    ious = np.asarray(shared / union)
+    if not np.isfinite(ious).all():
+        ious[~np.isfinite(ious)] = 0.0
+    return ious
 
 
 def _areas(boxes: NDArray[np.float32]) -> NDArray[np.float32]:

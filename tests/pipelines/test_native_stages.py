@@ -182,7 +182,10 @@ def test_arrays_of_another_order_are_left_to_the_reference(stages: NativeStages)
     numbers = (1.0, 1.0, 1.0)
     assert stages.planes(pixels, out, numbers, numbers, reverse=False)
     assert (out == -1.0).all()
-    for image, planes in ((pixels[::-1], out), (pixels[..., ::-1], out), (pixels, out[..., ::-1])):
+    odd = np.ndarray((3, 4, 5), np.float32, bytes(300), strides=(87, 21, 4))  # rows of 5 1/4 floats
+    targets = (out[..., ::-1], odd)
+    images = (pixels[::-1], pixels[..., ::-1])
+    for image, planes in (*((one, out) for one in images), *((pixels, one) for one in targets)):
         assert not stages.planes(image, planes, numbers, numbers, reverse=False)
 
 
@@ -281,6 +284,18 @@ def test_many_tracks_that_overlap_are_the_same_bits(stages: NativeStages) -> Non
         reference, ours = (one.update(frame, number / 30) for one in trackers)
         assert_same(ours, reference, DETECTED)
         assert_same(trackers[1].tracks, trackers[0].tracks, TRACKED)
+
+
+def test_tracks_that_were_read_stay_as_they_were(stages: NativeStages) -> None:
+    tracker, frame = (
+        NativeTracker(TrackerConfig(), 1, stages),
+        a_frame(np.random.default_rng(), np.full((9, 4), 30.0)),
+    )
+    tracker.update(frame, 0.0)
+    tracks = tracker.tracks
+    before = tracks.states.tobytes()
+    tracker.update(frame, 1.0)
+    assert tracks.states.tobytes() == before != tracker.tracks.states.tobytes()
 
 
 # --- which one runs

@@ -113,6 +113,29 @@ def test_a_track_has_no_number_until_it_is_confirmed():
     assert [one.tolist() for one in ids] == [[NO_TRACK], [NO_TRACK], [1], [1]]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_left_out_and_the_others_keep_their_numbers(value):
+    tracker = Tracker(CONFIG)
+    tracker.update(seen((100, 50, 0.9, 0), (300, 50, 0.9, 0)), 0.0)
+    frame = seen((100, 50, 0.9, 0), (300, 50, 0.9, 0), (500, 50, 0.9, 0), (700, 50, 0.9, 0))
+    frame.boxes[2, 2] = value
+    frame.scores[3] = value
+    tracked = tracker.update(frame, 1 / 30)
+    assert tracked.boxes.tolist() == frame.boxes[:2].tolist()
+    assert tracked.track_ids.tolist() == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_boxes_beyond_float32_are_tracks_of_their_own():
+    tracker = Tracker(CONFIG)
+    for number in range(3):
+        frame = seen((100, 50, 0.9, 0), (0, 0, 0.9, 0), (1e30, 1e30, 0.8, 0))
+        frame.boxes[1:, 2:] = 3e38
+        tracked = tracker.update(frame, number / 30)
+    assert tracked.track_ids[0] == 1
+    assert len(tracked) == 3
+
+
 def test_what_was_seen_once_uses_up_no_number():
     tracker = Tracker(CONFIG)
     for i in range(5):

@@ -16,10 +16,19 @@ from pathlib import Path
 
 import cuda_double
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from docs_fixtures import ROOT
-from engine_fixtures import picture, single_network, split_network, write_network
+from engine_fixtures import (
+    OPSET,
+    node,
+    picture,
+    single_network,
+    split_network,
+    without_checksums,
+    write_network,
+)
 from engine_mutants import mutant_bases, mutated
 from model_fixtures import small_convnet
 from msgspec.structs import replace
@@ -34,6 +43,7 @@ from native_fixtures import (
 )
 
 from device.engine.file import open_engine
+from device.engine.manifest import DimRange
 from device.errors import EngineError
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
@@ -161,6 +171,13 @@ def python_verdict(path: Path) -> str:
     except EngineError as error:
         return str(error)
     return "valid"
+
+
+def test_a_name_of_several_lines_is_quoted_in_one(native: Native, tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    header = b'{"a\\nb\\u007f":{}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "entry 'a\\x0ab\\x7f' has not just dtype" in native.verdict(path)
 
 
 def compare_verdicts(native: Native, folder: Path, seeds: range) -> None:
@@ -320,6 +337,132 @@ def test_another_build_has_the_same_verdicts(
     command = [compiler, "-std=gnu++17", *flags, include, *xxhash, *sources, c_object, "-ldl"]
     subprocess.run([*command, "-o", program], check=True)
     verdicts_of([*runner, program], tmp_path, range(2000))
+
+
+def compiled_program(folder: Path, source: Path, *flags: str) -> Path:
+    """Compile a program of tests with all of the library."""
+    joined, program = folder / "library.cpp", folder / source.stem
+    sources = sorted((NATIVE / "src").glob("*.cpp"))
+    joined.write_text("".join(f'#include "{one}"\n' for one in sources))
+    command = ["g++", "-O1", "-g", "-std=gnu++17", f"-I{NATIVE}/include", *flags]
+    libraries = ["-ldl", "-pthread", "-o", str(program)]
+    joint = [*command, "-Wno-subobject-linkage", str(joined), "-x"]
+    language = "c" if source.suffix == ".c" else "c++"
+    subprocess.run([*joint, language, str(source), *libraries], check=True)
+    return program
+
+
+def driver_double(folder: Path) -> dict[str, str]:
+    """Compile the double of libcuda in C; return the environment in which it is loaded."""
+    command = ["gcc", "-g", "-shared", "-fPIC", str(NATIVE / "tests/cuda_double.c")]
+    subprocess.run([*command, "-o", str(folder / "libcuda.so.1")], check=True)
+    return os.environ | {"LD_LIBRARY_PATH": str(folder)}
+
+
+def kernel_engine(folder: Path, batch: int | str) -> bytes:
+    """A small engine with kernels for sm_87, without checksums."""
+    nodes = [node("Conv", ("x", "w"), "c"), node("Relu", ("c",), "y")]
+    shapes = ([batch, 3, 4, 4], [batch, 4, 4, 4])
+    infos = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in zip("xy", shapes, strict=True)
+    ]
+    weights = onnx.numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32), "w")
+    graph = onnx.helper.make_graph(nodes, "g", infos[:1], infos[1:], [weights])
+    model = onnx.helper.make_model(graph, opset_imports=OPSET, ir_version=9)
+    onnx.save(model, folder / "m.onnx")
+    dims = () if isinstance(batch, int) else (DimRange(name=batch, min=1, opt=2, max=4),)
+    with cuda_double.interpreted_cubins():
+        options = BuildOptions(precision="fp16", dims=dims, fallback=False)
+        build_engine(folder / "m.onnx", "orin-nano-8gb", folder / "k", options)
+    return without_checksums((folder / "k").read_bytes())
+
+
+def session_program(folder: Path, *flags: str) -> tuple[list[list[str]], dict[str, str]]:
+    """The program of sessions in threads, on kernels and on onnxruntime, and its environment."""
+    program = compiled_program(folder, NATIVE / "tests/sessions_in_threads.cpp", *flags)
+    write_network(folder / "portable", split_network("batch"))
+    (folder / "kernels").write_bytes(kernel_engine(folder, "batch"))
+    library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"))
+    engines = (folder / "kernels", folder / "portable")
+    return [[str(program), str(one), str(library)] for one in engines], driver_double(folder)
+
+
+def succeeds(command: list[str], environment: dict[str, str]) -> str:
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-5000:]
+    return run.stdout + run.stderr
+
+
+@pytest.mark.slow
+def test_sessions_in_threads_have_no_data_race(tmp_path: Path) -> None:
+    commands, environment = session_program(tmp_path, "-fsanitize=thread")
+    # onnxruntime is compiled without the sanitizer, which does not see all of its synchronization.
+    (tmp_path / "known").write_text("race:libonnxruntime.so\n")
+    environment["TSAN_OPTIONS"] = f"suppressions={tmp_path / 'known'}"
+    for command in commands:
+        assert succeeds(command, environment).splitlines() == ["12 sessions agree"]
+
+
+KNOWN_TO_VALGRIND = """{
+  the words that the loader of glibc compares
+  Memcheck:Addr8
+  fun:strncmp
+  fun:is_dst
+  ...
+}
+{
+  onnxruntime
+  Memcheck:Overlap
+  fun:__memcpy_chk
+  obj:*/libonnxruntime.so*
+  ...
+}
+"""
+
+
+@pytest.mark.slow
+def test_valgrind_finds_no_error_and_no_leak(tmp_path: Path) -> None:
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    (tmp_path / "known").write_text(KNOWN_TO_VALGRIND)
+    words = ("--quiet", "--leak-check=full", "--errors-for-leak-kinds=definite,possible")
+    checked = ["valgrind", *words, "--error-exitcode=9", f"--suppressions={tmp_path / 'known'}"]
+    commands, environment = session_program(tmp_path)
+    for command in commands:
+        assert succeeds([*checked, *command], environment).splitlines() == ["12 sessions agree"]
+    program = compiled_program(tmp_path, ROOT / "tests/fixtures/native_verdicts.c")
+    verdicts_of([*checked, program], tmp_path, range(50))
+
+
+def fuzz(folder: Path, target: str, engines: list[bytes]) -> str:
+    """Build a target of libFuzzer with its sanitizers, run it 2,000 times; return what it says."""
+    if shutil.which("clang++") is None:
+        pytest.skip("clang is not installed")
+    corpus, build = folder / "corpus", folder / "build"
+    corpus.mkdir()
+    for index, data in enumerate(engines):
+        (corpus / str(index)).write_bytes(data)
+    options = [
+        f"-DCMAKE_{language}_COMPILER=clang{end}" for language, end in (("C", ""), ("CXX", "++"))
+    ]
+    options += ["-DTANDEM_FUZZ=ON", "-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0"]
+    succeeds(["cmake", "-S", str(NATIVE), "-B", str(build), *options], dict(os.environ))
+    succeeds(["cmake", "--build", str(build), "--target", target], dict(os.environ))
+    words = ["-runs=2000", "-seed=1", "-max_len=16384", f"-artifact_prefix={folder}/"]
+    return succeeds([str(build / target), *words, str(corpus)], dict(os.environ))
+
+
+@pytest.mark.slow
+def test_a_short_run_of_the_fuzzer_finds_nothing(tmp_path: Path) -> None:
+    engines = [*mutant_bases(tmp_path), *(kernel_engine(tmp_path, size) for size in (1, "n"))]
+    engines += [path.read_bytes() for path in (ROOT / "tests/data/formats").glob("*.engine")]
+    engines += [mutated(seed, engines) for seed in range(100)]
+    assert "Done 2000 runs" in fuzz(tmp_path, "fuzz_engine", engines)
+
+
+def test_stages_take_arrays_of_any_shape_and_values(tmp_path: Path) -> None:
+    assert "Done 2000 runs" in fuzz(tmp_path, "fuzz_stages", [])
 
 
 @pytest.mark.slow

@@ -23,7 +23,19 @@ inline std::string decimal(Int value) {
   return negative ? "-" + digits : digits;
 }
 
-inline std::string quoted(std::string_view name) { return "'" + std::string(name) + "'"; }
+// Control characters of a name are escaped, so that a sentence stays one line.
+inline std::string quoted(std::string_view name) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string text = "'";
+  for (const char letter : name) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if (byte < 0x20 || byte == 0x7f)
+      text.append({'\\', 'x', kHex[byte / 16], kHex[byte % 16]});
+    else
+      text += letter;
+  }
+  return text + "'";
+}
 
 namespace detail {
 inline void put(std::ostream& out, Int value) { out << decimal(value); }
