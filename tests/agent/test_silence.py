@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from process_lines import next_line
 
 from device.agent.pipeline_process import (
     BURST_LINES,
@@ -128,8 +129,7 @@ def running(code: str) -> Iterator["subprocess.Popen[str]"]:
         start_new_session=True,
     )
     try:
-        assert process.stdout is not None
-        process.stdout.readline()
+        next_line(process)
         yield process
     finally:
         process.kill()
@@ -167,10 +167,9 @@ def test_the_work_of_what_it_started_counts_in_whatever_session() -> None:
         kept((sys.executable, "-c", code), ""), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    assert process.stdout is not None
     assert process.stdin is not None
     try:
-        process.stdout.readline()
+        next_line(process)
         before = activity_after(process.pid, "S")
         until_s = time.monotonic() + PATIENCE_S
         while (now := activity_of(process.pid)) is None or now.cpu_ticks <= before.cpu_ticks:
@@ -178,7 +177,7 @@ def test_the_work_of_what_it_started_counts_in_whatever_session() -> None:
         assert now.io_bytes > before.io_bytes
         process.stdin.write("x")
         process.stdin.flush()
-        process.stdout.readline()
+        next_line(process)
     finally:
         process.kill()
         process.wait()
@@ -186,7 +185,7 @@ def test_the_work_of_what_it_started_counts_in_whatever_session() -> None:
 
 def test_of_one_that_has_ended_nothing_is_known() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
+    process.wait(PATIENCE_S)
     assert activity_of(process.pid) is None
 
 

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 from mqtt_fixtures import WAIT_S
+from process_lines import next_line
 
 from device.errors import BrokerError
 from device.protocol.mqtt import Link, LinkSettings, LinkUp, Message, queue_putter
@@ -79,8 +80,7 @@ def test_it_does_not_outlive_a_killed_parent() -> None:
         "print(b.process.pid, flush=True)\nimport signal; signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        watch = os.pidfd_open(int(parent.stdout.readline()))
+        watch = os.pidfd_open(int(next_line(parent)))
         parent.send_signal(signal.SIGKILL)
         ready, _, _ = select.select([watch], [], [], WAIT_S)
         os.close(watch)

@@ -21,6 +21,7 @@ from mqtt_fixtures import (
     Watcher,
     make_bundle,
 )
+from process_lines import next_line
 
 from device.errors import BrokerError
 from device.protocol.documents import (
@@ -53,7 +54,7 @@ def chunk_server(folder: Path, port: int, *more: str) -> Iterator["subprocess.Po
     )
     assert process.stdout is not None
     try:
-        assert process.stdout.readline().strip() == READY
+        assert next_line(process).strip() == READY
         yield process
     finally:
         process.kill()

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from process_lines import next_line
 from store_fixtures import all_devices
 
 from device.protocol.documents import (
@@ -358,11 +359,10 @@ def test_a_killed_writer_leaves_whole_transactions(
     store: Database, url: str, tmp_path: Path
 ) -> None:
     writer = start_writer(url, tmp_path, 100_000)
-    assert writer.stdout is not None
     for _ in range(10):
-        writer.stdout.readline()
+        next_line(writer)
     writer.send_signal(signal.SIGKILL)
-    writer.communicate()
+    writer.communicate(timeout=60)
     with store.write():  # a COMMIT that PostgreSQL had received is through by now
         rows = log.head(store)[0]
         log.append(store, [log.Note("ana", "note", "the next")], 1.0)

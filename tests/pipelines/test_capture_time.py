@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from process_lines import next_line
 from video_fixtures import free_port
 
 from pipelines.config import SourceConfig
@@ -80,8 +81,7 @@ def clocked_camera(width: int, height: int) -> Iterator[str]:
         ("/usr/bin/python3", "-c", CLOCKED_SERVER, *words), stdout=subprocess.PIPE
     )
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        assert next_line(process) == b"ready\n"
         yield f"rtsp://127.0.0.1:{port}/clock"
     finally:
         process.kill()

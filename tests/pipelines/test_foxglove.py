@@ -13,7 +13,7 @@ import pytest
 from foxglove import layouts
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 from sink_fixtures import result
-from video_fixtures import LABELS
+from video_fixtures import LABELS, PATIENCE_S
 from websockets.asyncio.client import ClientConnection, connect
 
 import configs
@@ -59,7 +59,7 @@ def server(*cameras: str) -> Iterator[FoxgloveOut]:
 async def channels_of(client: ClientConnection) -> dict[str, dict[str, Any]]:
     """Read what the server says first, and return its channels by topic."""
     while True:
-        message = json.loads(await client.recv())
+        message = json.loads(await asyncio.wait_for(client.recv(), PATIENCE_S))
         if message["op"] == "advertise":
             return {one["topic"]: one for one in message["channels"]}
         assert message["op"] in ("serverInfo", "status", "parameterValues"), message
@@ -77,7 +77,7 @@ async def watch(port: int, topics: list[str]) -> dict[str, tuple[dict[str, Any],
         await client.send(json.dumps({"op": "subscribe", "subscriptions": wanted}))
         seen: dict[str, tuple[int, bytes]] = {}
         while len(seen) < len(topics):
-            data = await client.recv()
+            data = await asyncio.wait_for(client.recv(), PATIENCE_S)
             if isinstance(data, bytes) and data[0] == 1:
                 _, number, wall_ns = MESSAGE.unpack_from(data)
                 seen.setdefault(topics[number], (wall_ns, data[MESSAGE.size :]))

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from process_lines import next_line
 from sink_fixtures import subscriber
 from video_fixtures import (
     COLOUR_TOML,
@@ -443,7 +444,7 @@ def test_process_whose_listener_is_gone_ends(tmp_path, engine):
     path = write_video(tmp_path / "v.mp4", [scene(5, 1)] * 20, fps=20.0)
     bundle = folder_of(tmp_path, engine, path, "loop = true")
     process = python_m_pipelines("--bundle", bundle, "--profile", "laptop")
-    process.stdout.readline()
+    next_line(process)
     process.stdout.close()
     assert process.wait(10) == 0
     process.stderr.close()

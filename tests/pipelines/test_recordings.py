@@ -21,6 +21,7 @@ from mcap.records import Message
 from mcap.stream_reader import StreamReader
 from mcap.writer import Writer
 from mcap_ros2.reader import read_ros2_messages
+from process_lines import next_line
 from rosbags.highlevel import AnyReader
 from sink_fixtures import detections, result
 from video_fixtures import COLOUR_TOML, LABELS, PATIENCE_S, colour_model, scene, wait_for
@@ -347,7 +348,7 @@ def kill_and_check(folder: Path, seed: int) -> None:
     assert process.stdout is not None
     synced = pick.randrange(1, 12)
     for _ in range(synced):
-        assert process.stdout.readline() == b"chunk\n"
+        assert next_line(process) == b"chunk\n"
     time.sleep(pick.random() * 0.1)
     process.send_signal(signal.SIGKILL)
     synced += process.stdout.read().count(b"chunk")

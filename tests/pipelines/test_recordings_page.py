@@ -78,7 +78,7 @@ def test_the_sinks_of_the_page_record_and_show(folder: Path) -> None:
     def look() -> bool:
         try:
             with connect(f"ws://127.0.0.1:{port}", subprotocols=["foxglove.sdk.v1"]) as client:  # type: ignore[list-item]
-                first.append(client.recv())
+                first.append(client.recv(PATIENCE_S))
         except OSError:
             return False
         return True

@@ -393,7 +393,8 @@ def test_requests_that_are_not_waited_for(ports: Ports) -> None:
                 name, pair(triton_grpc, rows(1), rows(1)),
                 callback=lambda result, error: answers.put(error or result),
             )  # fmt: skip
-        both = sorted((answers.get() for _ in range(2)), key=lambda one: type(one).__name__)
+        both = [answers.get(timeout=60) for _ in range(2)]
+        both.sort(key=lambda one: type(one).__name__)
     assert np.array_equal(both[0].as_numpy("OUTPUT0"), 2 * rows(1))
     assert isinstance(both[1], InferenceServerException)
 

@@ -115,11 +115,12 @@ def test_other_machines_are_answered_only_if_they_say_who_they_are(tmp_path: Pat
 
 def test_connections_and_bytes_have_a_limit(tmp_path: Path) -> None:
     with served(write_repository(tmp_path), max_connections=2) as ports:
-        open_ones = [socket.create_connection(("127.0.0.1", ports.http)) for _ in range(2)]
+        address = ("127.0.0.1", ports.http)
+        open_ones = [socket.create_connection(address, timeout=60) for _ in range(2)]
         for one in open_ones:
             one.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert one.recv(4096).startswith(b"HTTP/1.1 200 OK")
-        with socket.create_connection(("127.0.0.1", ports.http)) as third:
+        with socket.create_connection(address, timeout=60) as third:
             answer = third.recv(4096)
         assert answer.startswith(b"HTTP/1.1 429 ")
         assert "2 connections are open" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]

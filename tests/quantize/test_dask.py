@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from model_fixtures import small_convnet
+from process_lines import next_line
 
 from toolkit.cli.main import tandem as command_line
 from toolkit.errors import WorkersError
@@ -34,9 +35,9 @@ def scheduler() -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        lines = iter(process.stderr.readline, "")
-        match = next(match for line in lines if (match := re.search(r"tcp://[\d.:]+", line)))
-        drain = threading.Thread(target=lambda: list(lines), daemon=True)
+        while (match := re.search(r"tcp://[\d.:]+", next_line(process, process.stderr))) is None:
+            pass
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
         drain.start()
         yield match[0]
         process.terminate()

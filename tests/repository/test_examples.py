@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from process_lines import next_line
 from video_fixtures import mosquitto
 
 import configs
@@ -101,8 +102,7 @@ def test_read_events_prints_what_a_pipeline_publishes(
         reader = start(
             tmp_path, EXAMPLES / "read_events.py", "--broker", f"127.0.0.1:{port}", "--count", "1"
         )
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "listening on fleet/v1/demo-board/detections\n"
+        assert next_line(reader) == "listening on fleet/v1/demo-board/detections\n"
         end_s = time.monotonic() + BUILD_S
         while reader.poll() is None:  # a message before the subscription is not kept
             assert time.monotonic() < end_s, "no message has arrived"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from process_lines import next_line
 from wheel_fixtures import empty_wheel, installed_wheel, tandem_wheel
 
 import configs
@@ -192,7 +193,7 @@ class Debian:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert self._keeper.stdout is not None
-        first = self._keeper.stdout.readline()
+        first = next_line(self._keeper)
         assert first == b"ready\n", first + self._keeper.stdout.read()
 
     def run(self, script: str, status: int = 0) -> str:
