@@ -1,4 +1,4 @@
-"""The names that `import tandem` promises, with their parameters: one line for each.
+"""The names that `import tandem` and tandem.h promise, with their parameters: one line for each.
 
     python -m scripts.public_api --write
 
@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import enum
 import inspect
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -17,7 +18,11 @@ from pathlib import Path
 
 import tandem
 
-FILE = Path(__file__).parent.parent / "tests/golden/public_api.txt"
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "tests/golden/public_api.txt"
+HEADER = ROOT / "device/native/include/tandem.h"
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_DECLARATION = re.compile(r"^(?:TANDEM_API|typedef)\b(?:[^;{]|\{[^}]*\})*;", re.MULTILINE)
 
 
 def main() -> None:
@@ -32,8 +37,10 @@ def main() -> None:
 
 
 def public_api() -> str:
-    """Return the names of `tandem`, and of its modules, with what they take."""
-    return "".join(f"{line}\n" for line in _lines("tandem", tandem))
+    """Return the names of `tandem` and its modules, with what they take, and the C declarations."""
+    header = _COMMENT.sub("", HEADER.read_text())
+    declarations = (" ".join(text.split()) for text in _DECLARATION.findall(header))
+    return "".join(f"{line}\n" for line in (*_lines("tandem", tandem), *declarations))
 
 
 def _lines(prefix: str, owner: object) -> Iterator[str]:

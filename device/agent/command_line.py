@@ -10,6 +10,7 @@ from device.agent.agent import serve
 from device.agent.config import AgentConfig, load_agent_config
 from device.agent.launch import excuse_start, launch
 from device.agent.log import set_up_log
+from device.board_files import tandem_version
 from device.errors import ConfigError, TandemError
 from device.start.command import module_command
 
@@ -34,6 +35,9 @@ def make_parser() -> argparse.ArgumentParser:
         "for a certificate); tandem-agent control facts (asks the agent that runs); "
         "tandem-agent selftest --kit kit/ --out r.tandem-report (proves what "
         "only a board can)",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s, version {tandem_version()}"
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
     parser.add_argument(

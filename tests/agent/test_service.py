@@ -204,10 +204,35 @@ except OSError as error: print(error.strerror)
     ], done.stderr
 
 
+def test_the_recipe_of_the_container_passes_hadolint(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("hadolint")
+    if not program.exists():
+        pytest.skip("hadolint is not installed")
+    command = [str(program), "--no-color"]
+    recipe = CONFIGS / "Containerfile"
+    spoilt = tmp_path / "Containerfile"
+    spoilt.write_text(recipe.read_text().replace("--no-install-recommends ", ""))
+    for path, status in ((recipe, 0), (spoilt, 1)):
+        done = subprocess.run([*command, path], capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+    assert "DL3015" in done.stdout
+
+
 def test_the_container_runs_the_agent_as_a_user_of_its_own() -> None:
     text = (CONFIGS / "Containerfile").read_text().replace("\\\n", " ")
     rows = [line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#"]
-    known = {"ARG", "FROM", "RUN", "COPY", "USER", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
+    known = {
+        "ARG",
+        "FROM",
+        "LABEL",
+        "RUN",
+        "COPY",
+        "USER",
+        "VOLUME",
+        "STOPSIGNAL",
+        "ENTRYPOINT",
+        "CMD",
+    }
     assert {row[0] for row in rows} <= known
     last_user = [row[1] for row in rows if row[0] == "USER"][-1]
     assert last_user == "tandem"

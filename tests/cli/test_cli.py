@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -185,6 +186,16 @@ def options_of(command: click.Command) -> set[str]:
     below = command.commands.values() if isinstance(command, click.Group) else ()
     own = {option for parameter in command.params for option in parameter.opts}
     return own.union(*(options_of(one) for one in below))
+
+
+@pytest.mark.parametrize(
+    ("program", "module"), [("tandem", "toolkit.cli"), ("tandem-agent", "device.agent")]
+)
+def test_programs_say_their_name_and_version(program: str, module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{program}, version {version('tandem-edge')}\n"
 
 
 # Options of other programs, and of processes that Tandem starts.

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_a_log_file_holds_everything_whatever_is_shown(net: Path, tmp_path: Path
     done = tandem("build", net, "--profile", "laptop", "-o", tmp_path / "e", "-q", "--log", log)
     assert done.stderr == ""
     text = log.read_text()
-    assert "DEBUG tandem: tandem 0.1.0: build " in text
+    assert f"DEBUG tandem: tandem {version('tandem-edge')}: build " in text
     assert "INFO tandem: net.onnx: plan\n" in text
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", text)
     done = tandem("--log", log, "inspect", tmp_path / "none.onnx")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -190,12 +191,24 @@ def test_the_demo_package_holds_what_the_wheel_leaves_to_it(
     assert names & set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
-def test_both_packages_have_one_version() -> None:
+def test_both_packages_the_c_library_and_the_change_log_have_one_version() -> None:
     main, demo = (
         tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["version"]
         for folder in ("", "scripts/demo_data")
     )
     assert main == demo
+    assert f'image.version="{main}"' in (ROOT / "configs/Containerfile").read_text()
+    native = ROOT / "device/native"
+    assert f"project(tandem VERSION {main} " in (native / "CMakeLists.txt").read_text()
+    header = (native / "include/tandem.h").read_text()
+    major, minor = (re.search(rf"VERSION_{part} (\d+)", header) for part in ("MAJOR", "MINOR"))
+    assert major is not None
+    assert minor is not None
+    assert main.startswith(f"{major[1]}.{minor[1]}.")
+    sections = re.findall(
+        r"^## (\S+)(?: - \d{4}-\d\d-\d\d)?$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
+    assert main in sections[:2]  # the newest may be "Unreleased"
 
 
 def test_the_source_archive_holds_docs_scripts_and_tests_too_and_no_caches(
