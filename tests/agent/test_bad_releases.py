@@ -2,18 +2,18 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from device.start.command import module_command
 from scripts.bad_releases import ROWS, Outcome, table
 
 ROOT = Path(__file__).parents[2]
 
 
 def outcomes_of(*words: str) -> list[Outcome]:
-    command = module_command("scripts.bad_releases", "--json", *words)
+    command = [sys.executable, "-m", "scripts.bad_releases", "--json", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     return [Outcome(**row) for row in json.loads(done.stdout)]

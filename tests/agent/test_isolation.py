@@ -53,7 +53,7 @@ def run(
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("module", ["pipelines", "device.agent"])
+@pytest.mark.parametrize("module", ["pipelines.__main__", "device.agent"])
 def test_children_import_nothing_from_the_working_directory(
     hostile: Path, module: str, path: str
 ) -> None:
@@ -70,7 +70,7 @@ def test_neither_do_they_on_python_310(hostile: Path, module: str, path: str) ->
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("module", ["pipelines", "device.agent"])
+@pytest.mark.parametrize("module", ["pipelines.__main__", "device.agent"])
 def test_an_agent_or_a_pipeline_that_a_user_starts_does_not_either(
     hostile: Path, module: str
 ) -> None:
@@ -83,7 +83,7 @@ def test_an_agent_or_a_pipeline_that_a_user_starts_does_not_either(
 def test_packages_of_an_absolute_python_path_are_there(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit('chosen on purpose')")
     path = f"{tmp_path}{os.pathsep}{ROOT}"
-    done = run(module_command("pipelines", "--help"), ROOT, PYTHONPATH=path)
+    done = run(module_command("pipelines.__main__", "--help"), ROOT, PYTHONPATH=path)
     assert "chosen on purpose" in done.stderr
 
 
@@ -98,7 +98,7 @@ def test_packages_of_the_user_are_there_before_those_of_the_system(tmp_path: Pat
     folder = Path(site.stdout.strip())
     folder.mkdir(parents=True)
     (folder / "msgspec.py").write_text("raise SystemExit('installed by the user')")
-    command = (str(base), *module_command("pipelines", "--help")[1:])
+    command = (str(base), *module_command("pipelines.__main__", "--help")[1:])
     done = run(command, tmp_path, PYTHONUSERBASE=str(tmp_path))
     assert "installed by the user" in done.stderr
     done = run(command, tmp_path, PYTHONUSERBASE=str(tmp_path), PYTHONNOUSERSITE="1")

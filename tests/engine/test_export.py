@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from click.testing import CliRunner
+from docs_fixtures import ROOT
 from foreign_models import foreign_model
 from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper
@@ -402,7 +403,7 @@ BOARDS = {
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_the_page_lists_the_releases_of_each_board(board: str) -> None:
-    page = (configs.ROOT.parent / "docs/build.md").read_text()
+    page = (ROOT / "docs/build.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith(f"| {board} |")]
     _, _, releases, without_dla, _ = (cell.strip() for cell in row.split("|"))
     for name in BOARDS[board]:

@@ -2,15 +2,15 @@
 
 import json
 import subprocess
+import sys
 
 import pytest
 
-from device.start.command import module_command
 from scripts.bad_pictures import KINDS
 
 
 def run(*options: str) -> list[dict[str, object]]:
-    command = module_command("scripts.bad_pictures", "--json", *options)
+    command = [sys.executable, "-m", "scripts.bad_pictures", "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return list(json.loads(done.stdout))

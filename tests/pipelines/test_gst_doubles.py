@@ -43,6 +43,8 @@ def jetson(
     program.write_text(INSPECT.format(real=real, decoder=request.param))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    packages = Path(gst.__file__).parents[gst.__name__.count(".")]  # the checkout, or site-packages
+    monkeypatch.setenv("PYTHONPATH", str(packages))
     python = shutil.which("python3", path="/usr/bin")
     monkeypatch.setattr(gst, "module_command", lambda name, *words: [python, str(DOUBLES), *words])
     forget()

@@ -31,6 +31,7 @@ from pipelines.sinks.result import SinkContext
 from toolkit.build import BuildOptions, build_engine
 
 ROOT = Path(__file__).parents[2]
+ELEMENT = Path(worker.__file__).parent / "python"
 SYSTEM_PYTHON = "/usr/bin/python3"  # it has GStreamer's bindings
 FRAMES = 8
 
@@ -56,12 +57,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What `eval "$(tandem-pipeline --gstreamer)"` sets, and a registry of these tests' own."""
     shown = subprocess.run(
-        [sys.executable, "-m", "pipelines", "--gstreamer"],
+        [sys.executable, "-m", "pipelines.__main__", "--gstreamer"],
         check=True, cwd=ROOT, capture_output=True, text=True,
     ).stdout  # fmt: skip
     words = [shlex.split(line)[1].split("=", 1) for line in shown.splitlines()]
     registry = tmp_path_factory.mktemp("gst") / "registry"
-    return {**os.environ, **dict(words), "GST_REGISTRY": str(registry)}
+    # GStreamer's Python takes its libraries from the first one on the PATH: let it be the system's.
+    folders = os.environ["PATH"].split(os.pathsep)
+    path = os.pathsep.join(one for one in folders if Path(one) != Path(sys.executable).parent)
+    return {**os.environ, **dict(words), "PATH": path, "GST_REGISTRY": str(registry)}
 
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -184,7 +188,7 @@ def test_a_bridge_joins_an_appsink_to_an_appsrc(
     folder: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [SYSTEM_PYTHON, "-c", BRIDGE, ROOT / "pipelines/gstreamer/python", PICTURES, tmp_path],
+        [SYSTEM_PYTHON, "-c", BRIDGE, ELEMENT, PICTURES, tmp_path],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
@@ -216,7 +220,7 @@ worker.close()
 
 def run_program(folder: Path, environment: dict[str, str], program: str) -> str:
     done = subprocess.run(
-        [SYSTEM_PYTHON, "-c", program, ROOT / "pipelines/gstreamer/python"],
+        [SYSTEM_PYTHON, "-c", program, ELEMENT],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
@@ -301,7 +305,7 @@ print(json.dumps(rows))
 def test_boxes_become_analytics_where_gstreamer_has_them() -> None:
     """Against a double of GstAnalytics 1.24: Debian 12 has 1.22."""
     done = subprocess.run(
-        [SYSTEM_PYTHON, "-c", ANALYTICS, ROOT / "pipelines/gstreamer/python"],
+        [SYSTEM_PYTHON, "-c", ANALYTICS, ELEMENT],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout) == [["red", 1, 2, 10, 6, 0.5]]
@@ -358,13 +362,14 @@ def test_the_lines_of_the_page_run(tmp_path: Path, environment: dict[str, str]) 
     build_engine(model, "laptop", tmp_path / "robot.engine", BuildOptions(precision="fp32"))
     (tmp_path / "program.py").write_text(program)
     lines = "\n".join(commands).replace(f"sudo apt-get install {packages}", "")
-    here = f'tandem-pipeline() {{ "{sys.executable}" -m pipelines "$@"; }}'
+    here = f'tandem-pipeline() {{ "{sys.executable}" -m pipelines.__main__ "$@"; }}'
     done = subprocess.run(
         ["bash", "-ec", f"{here}\n{lines}\n{SYSTEM_PYTHON} program.py"],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280,
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
+            "PATH": environment["PATH"],
             "GST_REGISTRY": environment["GST_REGISTRY"],
         },
     )  # fmt: skip

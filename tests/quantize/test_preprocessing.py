@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from docs_fixtures import ROOT
 from foreign_models import foreign_model
 from model_fixtures import save
 from onnx import helper
@@ -496,7 +497,7 @@ def test_the_commands_of_the_page_run(
     tmp_path: Path, rng: np.random.Generator, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (configs.ROOT.parent / "docs" / "preprocessing.md").read_text()
+    page = (ROOT / "docs" / "preprocessing.md").read_text()
     commands = [line for line in page.splitlines() if line.startswith("tandem ")]
     assert commands
     for command in commands:

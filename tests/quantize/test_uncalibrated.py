@@ -82,7 +82,7 @@ def test_quiet_commands_warn_in_the_log_alone(bundle: Path, tmp_path: Path, comm
 
 def test_the_pipeline_on_the_board_logs_it(bundle: Path, tmp_path: Path) -> None:
     extract_bundle(bundle, tmp_path / "slot")
-    command = [sys.executable, "-m", "pipelines", "--bundle", str(tmp_path / "slot")]
+    command = [sys.executable, "-m", "pipelines.__main__", "--bundle", str(tmp_path / "slot")]
     command += ["--profile", "laptop", "--frames", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (UNCALIBRATED in done.stderr) == is_dummy(bundle)

@@ -235,7 +235,9 @@ def test_the_metadata_is_complete(wheel: Path) -> None:
     assert described["License-Expression"] == "Apache-2.0"
     assert len(described["Keywords"].split(",")) > 5
     classifiers = described.get_all("Classifier") or []
-    assert {f"Programming Language :: Python :: 3.{n}" for n in (10, 11, 12)} <= set(classifiers)
+    assert {f"Programming Language :: Python :: 3.{n}" for n in (10, 11, 12, 13)} <= set(
+        classifiers
+    )
     assert {"Typing :: Typed", "Operating System :: POSIX :: Linux"} <= set(classifiers)
     assert [one for one in classifiers if one.startswith("License ::")] == []  # PEP 639
 
@@ -255,6 +257,33 @@ def test_profiles_are_found_from_an_installed_wheel(board: Path) -> None:
 
 def test_the_installed_command_runs(board: Path) -> None:
     assert "agx-orin-64gb" in run(str(board / "tandem"), "profiles")
+
+
+def python_of(version: str) -> str | None:
+    """A Python of this version, from the PATH or pyenv."""
+    installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    candidates = [*map(str, installed), shutil.which(f"python{version}")]
+    for one in filter(None, candidates):  # a shim of pyenv may have no Python behind it
+        if subprocess.run([one, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return one
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_pip_installs_the_wheel_on_each_python(wheel: Path, tmp_path: Path, version: str) -> None:
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    run(python, "-m", "venv", str(tmp_path))
+    programs = tmp_path / "bin"
+    run(str(programs / "python"), "-m", "pip", "install", "--quiet", str(wheel))
+    stated = metadata_of(wheel)["Version"]
+    for name in ("tandem", "tandem-agent"):
+        assert run(str(programs / name), "--version") == f"{name}, version {stated}\n"
+    assert "agx-orin-64gb" in run(str(programs / "tandem"), "profiles")
+    assert run(str(programs / "tandem-pipeline"), "--help").startswith("usage: tandem-pipeline")
+    run(str(programs / "python"), "-m", "pip", "check")
 
 
 def test_an_editable_install_is_a_path_that_type_checkers_see(source: Path, tmp_path: Path) -> None:

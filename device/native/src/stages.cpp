@@ -11,8 +11,9 @@
 #include <utility>
 #include <vector>
 
-// The vectors of x86-64's first machines lack what takes bytes apart.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+// The vectors of x86-64's first machines lack what takes bytes apart. Clones are chosen before a sanitizer has begun.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 #define TANDEM_VECTORS __attribute__((target_clones("avx2", "default")))
 #else
 #define TANDEM_VECTORS
