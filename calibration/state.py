@@ -1,9 +1,5 @@
 """The state of an observation, as a value and as a file: histograms, model and data.
 
-States merge exactly: counts add, ranges widen without losing a count (`observer.merge`), and data
-hashes are sorted. So shards merged in any order and grouping give the same state, bit for bit, with
-the histograms of one run over all of them.
-
 The file: 8 bytes `MAGIC`, the SHA-256 of the rest, the rest as MessagePack (`_File`). Counts are
 the bins from the first to the last that are not zero, in little endian order, each in the fewest
 bytes of 1, 2, 4 and 8 that hold the largest.
@@ -23,7 +19,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
-from calibration.observer import ALL_BINS, MIN_EXPONENT, Histogram, exponent_of, merge
+from calibration.observer import ALL_BINS, MIN_EXPONENT, Histogram, exponent_of
 from calibration.table import Sha256, read_whole, write_whole
 
 MAGIC = b"TNDMOBS\n"
@@ -60,25 +56,6 @@ class State:
         if len(self.parts) == 1:
             return self.parts[0].sha256
         return hashlib.sha256("".join(part.sha256 for part in self.parts).encode()).hexdigest()
-
-
-def merge_states(first: State, second: State) -> State:
-    """The state of both data together: associative, commutative, exact.
-
-    Raises CalibrationError: they are of different models or tensors, or count the same data twice.
-    """
-    check_same("the other state", second, first.model_sha256, first.histograms)
-    duplicates = {part.sha256 for part in first.parts} & {part.sha256 for part in second.parts}
-    if duplicates:
-        raise CalibrationError(
-            f"both states hold the data {min(duplicates)[:12]}, which would count twice: merge "
-            "each "
-            "shard once"
-        )
-    histograms = {
-        name: merge(first.histograms[name], second.histograms[name]) for name in first.histograms
-    }
-    return State(first.model_sha256, tuple(sorted((*first.parts, *second.parts))), histograms)
 
 
 def check_same(where: str, state: State, model_sha256: str, tensors: Mapping[str, object]) -> None:

@@ -82,9 +82,9 @@ def read_entry(kind: str, key: str, folder: Path | None = None) -> bytes | None:
     return None
 
 
-def write_entry(kind: str, key: str, content: bytes, folder: Path | None = None) -> bool:
+def write_entry(kind: str, key: str, content: bytes) -> bool:
     """Write an entry; False where the folder cannot be written: it will be made again."""
-    path = entry_path(kind, key, folder)
+    path = entry_path(kind, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:

@@ -16,6 +16,7 @@ from device.start.command import module_command
 from device.update.bundle import read_folder_info
 
 MIN_AGREEMENT = 0.95  # where the policy says nothing
+TIMEOUT_S = 600.0  # of the child that runs the golden inputs
 MISSING = (
     "the policy asks how well golden inputs agree (min_golden_agreement), and the bundle has none: "
     "write it with `tandem bundle --golden`"
@@ -100,16 +101,14 @@ class GoldenCheck(OneChild):
         put: Callable[[GoldenEnded], None],
         *,
         plans: Path | None = None,
-        timeout_s: float = 600.0,
         command: tuple[str, ...] = _VALUES,
     ) -> None:
-        """`plans`: where finished segments are kept; `timeout_s`: so long all may take; `command`:
-        compares values."""
+        """`plans`: where finished segments are kept; `command`: compares values."""
         super().__init__()
         self._put = put
         self._plans = plans
-        too_long = f"they took longer than {timeout_s:g} s"
-        self._limits = ChildLimits(seconds=timeout_s, too_long=too_long)
+        too_long = f"they took longer than {TIMEOUT_S:g} s"
+        self._limits = ChildLimits(seconds=TIMEOUT_S, too_long=too_long)
         self._command = command
 
     def start(self, folder: Path, min_agreement: float | None = None) -> bool:

@@ -20,7 +20,7 @@ from device.update.cuts import cut_bundle
 
 ANSWER_S = 130.0  # above what the agent itself waits
 LOOK_S = 0.2
-MODEL = "proc/device-tree/model"
+MODEL = Path("/proc/device-tree/model")
 _MEBIBYTE = 1024**2
 
 
@@ -72,20 +72,20 @@ class Client:
         self._connection.close()
 
 
-def board_facts(client: Client, root: Path = Path("/")) -> BoardFacts:
+def board_facts(client: Client) -> BoardFacts:
     """Return what this board is; what cannot be read stays empty or 0."""
     answer = client.ask(AskProgress())
-    board = read_board(root)
-    disk, mode = os.statvfs(client.state_dir), power_mode_number(root)
+    board = read_board()
+    disk, mode = os.statvfs(client.state_dir), power_mode_number()
     return BoardFacts(
         facts=DeviceFacts(
-            module=read_text(root / MODEL),
+            module=read_text(MODEL),
             jetpack=jetpack_of(board.l4t) or (f"L4T {board.l4t}" if board.l4t else ""),
             tensorrt=board.tensorrt,
             dla_cores=board.dla_cores,
             memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEBIBYTE,
             free_mb=disk.f_bavail * disk.f_frsize // _MEBIBYTE,
-            power_mode=power_mode_name(mode, root) or mode,
+            power_mode=power_mode_name(mode) or mode,
             bundles=tuple(row.sha256 for row in answer.slots),
         ),
         answer=answer,

@@ -39,11 +39,10 @@ def process_rows() -> dict[int, ProcessRow]:
     return rows
 
 
-def descendants(pid: int, rows: dict[int, ProcessRow] | None = None) -> list[ProcessRow]:
+def descendants(pid: int) -> list[ProcessRow]:
     """Return all living processes below one, each after its parent, the oldest child first."""
-    rows = process_rows() if rows is None else rows
     children: dict[int, list[ProcessRow]] = {}
-    for row in rows.values():
+    for row in process_rows().values():
         if row.state not in _DEAD:
             children.setdefault(row.parent, []).append(row)
     family: list[ProcessRow] = []

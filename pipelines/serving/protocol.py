@@ -41,7 +41,6 @@ class Status(Enum):
     INTERNAL = (500, "INTERNAL")
     UNIMPLEMENTED = (501, "UNIMPLEMENTED")
     UNAVAILABLE = (503, "UNAVAILABLE")
-    TIMEOUT = (504, "DEADLINE_EXCEEDED")
 
 
 class Refusal(TandemError):  # noqa: N818  (what it is called in the protocol's words)
@@ -182,9 +181,9 @@ def check_size(name: str, datatype: str, shape: Sequence[int], size: int) -> Non
         )
 
 
-def whole(parameters: Parameters, key: str, where: str, default: int = 0) -> int:
+def whole(parameters: Parameters, key: str, where: str) -> int:
     """Return a parameter that is a whole number of 0 or more. Raises Refusal."""
-    value = parameters.get(key, default)
+    value = parameters.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_WHOLE:
         refuse(
             f"the parameter {key!r} of {where} is {value!r:.100}: give a whole number of 0 or more,"

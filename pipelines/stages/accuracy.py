@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +43,8 @@ def mean_average_precision(
     return Accuracy(float(np.mean(list(by_class.values()))) if by_class else 0.0, by_class)
 
 
-def iou_matrix(first: NDArray[np.float32], second: NDArray[np.float32]) -> Floats:
-    """Return intersection over union of boxes [N, 4] and [M, 4] as [N, M]."""
+def iou_matrix(first: NDArray[Any], second: NDArray[Any]) -> Floats:
+    """Return intersection over union of boxes [N, 4] and [M, 4] as [N, M]; 0 for empty ones."""
     a, b = first.astype(np.float64)[:, None], second.astype(np.float64)[None]
     sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
     shared = np.clip(sides, 0.0, None).prod(axis=-1)

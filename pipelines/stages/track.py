@@ -201,9 +201,7 @@ class Tracker:
         return replace(tracks, ids=ids, status=status)
 
 
-def iou_matrix(
-    first: NDArray[np.float32], second: NDArray[np.float32], epsilon: float = 1e-9
-) -> NDArray[np.float32]:
+def iou_matrix(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the intersection over union, float32 [N, M], of boxes [N, 4] and [M, 4]; 0 where an
     area is beyond float32."""
     width = np.minimum(first[:, None, 2], second[:, 2]) - np.maximum(
@@ -213,7 +211,7 @@ def iou_matrix(
     height -= np.maximum(first[:, None, 1], second[:, 1])
     shared = np.maximum(width, np.float32(0.0), out=width)
     shared *= np.maximum(height, np.float32(0.0), out=height)
-    union = (_areas(first) + np.float32(epsilon))[:, None] + _areas(second)
+    union = (_areas(first) + np.float32(1e-9))[:, None] + _areas(second)
     union -= shared
     ious = np.asarray(shared / union)
     if not np.isfinite(ious).all():

@@ -18,8 +18,7 @@ from toolkit.cli.commands.bundle import bundle as bundle_command
 from toolkit.cli.main import tandem
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.bundles.delta import DeltaEncoder
-from toolkit.fleet.bundles.diff import Change, changes, flattened
-from toolkit.fleet.bundles.fetch_bytes import fetch_bytes
+from toolkit.fleet.bundles.diff import Change, changes, fetch_bytes, flattened
 from toolkit.fleet.trust.publish import publish_bundle
 from toolkit.fleet.trust.repository import FleetRepository
 

@@ -18,7 +18,7 @@ from device.engine.file import encode_manifest, open_engine
 from device.update.bundle import BundleFacts
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.manifest_text import manifest_text
-from toolkit.engine.measurements import NAMES, loss_measurements, score_measurements
+from toolkit.engine.provenance import NAMES, loss_measurements, score_measurements
 from toolkit.fleet.bundles.facts import with_provenance
 from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.loss.metrics import (

@@ -1,4 +1,4 @@
-"""States of observations: exact on disk, exact in any merge, alive after a kill, never mixed up."""
+"""States of observations: exact on disk, alive after a kill, never mixed up."""
 
 import hashlib
 import itertools
@@ -20,13 +20,12 @@ from calibration.errors import CalibrationError
 from calibration.observer import ALL_BINS, Histogram
 from calibration.state import (
     MAGIC,
+    State,
     decode_state,
     encode_state,
-    merge_states,
     read_state,
     write_state,
 )
-from calibration.threshold import METHODS, amax_by_method
 
 MODEL = "c" * 64
 TENSORS = ["x", "hidden", "dead", "nothing"]
@@ -61,37 +60,6 @@ def all_bits(histograms):
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=20, deadline=None)
-@given(SEEDS, st.randoms(use_true_random=False), st.integers(2, 5))
-def test_shards_merge_to_one_run_bit_for_bit_in_any_order_and_grouping(seed, random, count):
-    data = samples(11, seed)
-    whole = observed(data)
-    shards = [observed(data[i::count]).state(MODEL) for i in range(count)]
-    expected = None
-    for _ in range(3):
-        random.shuffle(shards)
-        cut = random.randint(1, count - 1)
-        parts = [_merged(shards[:cut]), _merged(shards[cut:])]
-        random.shuffle(parts)
-        merged = _merged(parts)
-        assert all_bits(merged.histograms) == all_bits(whole.histograms)
-        assert merged.samples == 11
-        expected = expected or encode_state(merged)
-        assert encode_state(merged) == expected
-    for method in METHODS:
-        named = {name: seen for name, seen in merged.histograms.items() if name != "nothing"}
-        one_run = {name: seen for name, seen in whole.histograms.items() if name != "nothing"}
-        assert amax_by_method(named, [method]) == amax_by_method(one_run, [method])
-
-
-def _merged(states):
-    states = iter(states)
-    merged = next(states)
-    for state in states:
-        merged = merge_states(merged, state)
-    return merged
-
-
 @settings(max_examples=25, deadline=None)
 @given(SEEDS)
 def test_a_state_comes_back_from_a_file_exactly(seed):
@@ -121,24 +89,6 @@ def test_the_file_is_compact():
     values = np.random.default_rng(3).normal(size=(1, 100_000)).astype(np.float32)
     state = observe_tensors(run, memory_dataset([{"x": values}]), ["x"]).state(MODEL)
     assert len(encode_state(state)) < 2 * ALL_BINS + 300
-
-
-# What differs between two states is said.
-
-
-def test_states_of_different_models_tensors_or_the_same_data_do_not_merge():
-    state = observed(samples(3, 1)).state(MODEL)
-    with pytest.raises(CalibrationError, match="of the model dddddddddddd, not of cccccccccccc"):
-        merge_states(state, observed(samples(3, 2)).state("d" * 64))
-    with pytest.raises(CalibrationError, match=r"of the 4 asked for it lacks 2 \('hidden' for one"):
-        merge_states(state, observed(samples(3, 2), ["x", "dead"]).state(MODEL))
-    with pytest.raises(CalibrationError, match="has besides 2"):
-        merge_states(observed(samples(3, 2), ["x", "dead"]).state(MODEL), state)
-    with pytest.raises(CalibrationError, match="would count twice"):
-        merge_states(state, observed(samples(3, 1)).state(MODEL))
-    merged = merge_states(state, observed(samples(3, 2)).state(MODEL))
-    with pytest.raises(CalibrationError, match="would count twice"):
-        merge_states(merged, state)
 
 
 # Resuming.
@@ -220,8 +170,9 @@ def test_a_state_of_something_else_is_refused_and_kept(tmp_path, change, message
 
 
 def test_merged_shards_cannot_be_resumed(tmp_path):
-    one, other = (observed(samples(2, seed)).state(MODEL) for seed in (1, 2))
-    write_state(tmp_path / "s", merge_states(one, other))
+    first, second = (observed(samples(2, seed)).state(MODEL) for seed in (1, 2))
+    parts = tuple(sorted((*first.parts, *second.parts)))
+    write_state(tmp_path / "s", State(MODEL, parts, first.histograms))
     with pytest.raises(CalibrationError, match="merged from 2 shards"):
         observe_tensors(
             run,

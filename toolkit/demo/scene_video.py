@@ -12,7 +12,7 @@ FRAMES = 300
 SEED = 11  # not a seed that training saw
 
 
-def write_scene_video(path: Path, frames: int = FRAMES) -> Path:
+def write_scene_video(path: Path) -> Path:
     """Render a scene of 640x480 pixels to a video file; return its path."""
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), FPS, (640, 480))
     if not writer.isOpened():
@@ -22,7 +22,7 @@ def write_scene_video(path: Path, frames: int = FRAMES) -> Path:
         )
     backgrounds = load_backgrounds(demo_file("scenes/backgrounds"), held_out=True)
     try:
-        for scene in moving_scene(SEED, frames, backgrounds):
+        for scene in moving_scene(SEED, FRAMES, backgrounds):
             writer.write(scene.image)
     finally:
         writer.release()

@@ -131,9 +131,9 @@ def float_notes(plan: Plan, front: Frontend) -> tuple[str, ...]:
     )
 
 
-def planned_batch(request: PlanRequest, report: Progress = silent) -> tuple[Batching, PlanOptions]:
+def planned_batch(request: PlanRequest) -> tuple[Batching, PlanOptions]:
     """Return the batch of one model that the request's plan has, and the options that led there."""
-    _, shared, options = _planned(request, report)
+    _, shared, options = _planned(request, silent)
     return shared.plans[0].batching, options
 
 

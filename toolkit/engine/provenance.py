@@ -1,25 +1,50 @@
 """What an engine says of its making: model, ranges, versions, and what the build has measured."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from calibration.budget import BudgetResult
 from calibration.table import CalibrationTable, fingerprint
-from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
+from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Measurement, Provenance
 from toolkit.engine.frontend_result import Frontend
-from toolkit.engine.measurements import loss_measurements, score_measurements
 from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import Target
 from toolkit.errors import printable
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION, ROUNDING
-from toolkit.quantize.loss.judge import Judgement
+from toolkit.quantize.loss.judge import Judgement, samples_text
+from toolkit.quantize.loss.metrics import (
+    AGREEMENT,
+    DETECTION_DROP,
+    LINES,
+    MASK_IOU,
+    RANKING,
+    SCORE_DROP,
+    SCORE_RISE,
+    SQNR,
+    OutputLoss,
+)
 
 LICENCE_KEYS = frozenset({"license", "licence"})  # of a model's metadata
 CLASS_KEYS = ("names", "character")  # what Ultralytics' and PaddleOCR's exports call them
 MAX_NAMES_BYTES = 64 * 1024  # 1000 classes of ImageNet have 30 KiB
+TASK_SCORE, TASK_SCORE_DROP = "task_score", "task_score_drop"
+SCORED_BY = "map50"  # the metric of a budget that is a score of the task
+# Figure of merit -> its name in a release, by which gates of rollouts ask for it.
+NAMES: Mapping[str, str] = {
+    SQNR.name: "sqnr_db",
+    SCORE_DROP.name: "score_drop",
+    SCORE_RISE.name: "score_rise",
+    DETECTION_DROP.name: "detection_drop",
+    RANKING.name: "ranking",
+    AGREEMENT.name: "agreement",
+    LINES.name: "lines",
+    MASK_IOU.name: "mask_iou",
+}
 
 
 def provenance_of(front: Frontend, built: BuiltSegments) -> Provenance:
@@ -98,3 +123,43 @@ def _versions(target: Target, *, kernels: bool, plugins: bool) -> dict[str, str]
         versions["jetpack"] = target.jetpack.version
         versions["tensorrt"] = target.jetpack.tensorrt
     return dict(sorted(versions.items()))
+
+
+def loss_measurements(judgement: Judgement) -> tuple[Measurement, ...]:
+    """Return the worst value of each figure over all outputs; none that is not finite."""
+    worst: dict[str, OutputLoss] = {}
+    for loss in judgement.losses:
+        known = worst.get(loss.metric.name)
+        if math.isfinite(loss.value) and (known is None or _is_worse(loss, known)):
+            worst[loss.metric.name] = loss
+    basis = samples_text(judgement)
+    return tuple(
+        Measurement(
+            name=NAMES[name],
+            value=_rounded(loss.value),
+            how=f"{name} of output {printable(loss.part)}, INT8 against FP32, {basis}",
+        )
+        for name, loss in worst.items()
+    )
+
+
+def score_measurements(metric: str, budget: BudgetResult) -> Iterator[Measurement]:
+    """Yield the task's score, where the search for an accuracy budget has measured one."""
+    if metric != SCORED_BY or not (math.isfinite(budget.value) and budget.met):
+        return
+    how = "mAP50, 0 to 1, on the scenes that ship with Tandem, in a trial of the INT8 ranges"
+    yield Measurement(name=TASK_SCORE, value=_rounded(budget.value / 100.0), how=how)
+    if math.isfinite(budget.float_value):
+        drop = _rounded((budget.float_value - budget.value) / 100.0)
+        yield Measurement(name=TASK_SCORE_DROP, value=drop, how=f"FP32 less INT8: {how}")
+
+
+def _is_worse(loss: OutputLoss, other: OutputLoss) -> bool:
+    if loss.metric.larger_is_better:
+        return loss.value < other.value
+    return loss.value > other.value
+
+
+def _rounded(value: float) -> float:
+    """Return six digits: more differ from one machine to the next."""
+    return float(f"{value:.6g}")

@@ -93,7 +93,7 @@ class Authority:
 
     # -- certificates
 
-    def issue_server(self, hosts: Sequence[str], days: int = DEVICE_DAYS) -> tuple[bytes, Issued]:
+    def issue_server(self, hosts: Sequence[str]) -> tuple[bytes, Issued]:
         """Issue the broker's certificate for its names and addresses; return the key's PEM too."""
         names: list[x509.GeneralName] = []
         for host in hosts:
@@ -108,21 +108,19 @@ class Authority:
                 names.append(x509.DNSName(host))
         key = ec.generate_private_key(ec.SECP256R1())
         san = x509.SubjectAlternativeName(names)
-        issued = self._sign(key.public_key(), BROKER, ExtendedKeyUsageOID.SERVER_AUTH, days, san)
+        issued = self._sign(key.public_key(), BROKER, ExtendedKeyUsageOID.SERVER_AUTH, san)
         return _key_pem(key), issued
 
-    def issue(self, name: str, days: int = DEVICE_DAYS) -> tuple[bytes, Issued]:
+    def issue(self, name: str) -> tuple[bytes, Issued]:
         """Issue a client certificate with a new key; return the key's PEM too."""
         _check_name(name)
         key = ec.generate_private_key(ec.SECP256R1())
-        return _key_pem(key), self._sign(
-            key.public_key(), name, ExtendedKeyUsageOID.CLIENT_AUTH, days
-        )
+        return _key_pem(key), self._sign(key.public_key(), name, ExtendedKeyUsageOID.CLIENT_AUTH)
 
-    def sign_request(self, csr_pem: bytes, device: str, days: int = DEVICE_DAYS) -> Issued:
+    def sign_request(self, csr_pem: bytes, device: str) -> Issued:
         """Sign a device's request (PKCS #10); FleetError says why it is refused."""
         key = self.check_request(csr_pem, device)
-        return self._sign(key, device, ExtendedKeyUsageOID.CLIENT_AUTH, days)
+        return self._sign(key, device, ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def check_request(self, csr_pem: bytes, device: str) -> ec.EllipticCurvePublicKey:
         """Return the key of a device's request; FleetError says why it is refused.
@@ -147,7 +145,7 @@ class Authority:
             raise FleetError(f"the key of {device} is not on the curve P-256: make one there")
         return key
 
-    def renew(self, certificate: x509.Certificate, days: int = DEVICE_DAYS) -> Issued:
+    def renew(self, certificate: x509.Certificate) -> Issued:
         """Issue a certificate again: key, name, use and addresses stay. For our own P-256 ones."""
         key = certificate.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
@@ -157,18 +155,17 @@ class Authority:
             san = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
             san = None
-        return self._sign(key, str(name), next(iter(usages)), days, san)
+        return self._sign(key, str(name), next(iter(usages)), san)
 
     def _sign(
         self,
         key: ec.EllipticCurvePublicKey,
         name: str,
         usage: x509.ObjectIdentifier,
-        days: int,
         san: x509.SubjectAlternativeName | None = None,
     ) -> Issued:
         now = _now()
-        not_after = min(now + dt.timedelta(days=days), self._certificate.not_valid_after_utc)
+        not_after = min(now + dt.timedelta(days=DEVICE_DAYS), self._certificate.not_valid_after_utc)
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))

@@ -114,14 +114,10 @@ def import_model(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Iterable[DimRange] = (),
-    batch: int = 1,
     plugins: Sequence[Plugin] = (),
-    keep_tensorrt: bool = False,
-    report: Progress = silent,
 ) -> ImportedModel:
     """Read a model as `open_model` does, and give it sizes as `sized` does."""
-    model = open_model(source, plugins=plugins, keep_tensorrt=keep_tensorrt, report=report)
-    return sized(model, shapes=shapes, dims=dims, batch=batch)
+    return sized(open_model(source, plugins=plugins), shapes=shapes, dims=dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +252,12 @@ def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFi
     return ModelFile(path, sha256, len(data), model, external)
 
 
-def onnx_bytes(source: ModelSource, report: Progress = silent) -> bytes:
+def onnx_bytes(source: ModelSource) -> bytes:
     """Return a model as an ONNX file, made by its exporter where it is of another format.
 
     Raises ImportModelError.
     """
-    return _read(source, report)[0]
+    return _read(source, silent)[0]
 
 
 def _read(source: ModelSource, report: Progress) -> tuple[bytes, str, tuple[str, ...]]:

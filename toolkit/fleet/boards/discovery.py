@@ -56,12 +56,12 @@ def jetson_ports() -> list[str]:
     )
 
 
-def ask_serial(port: str, baud: int = BAUD) -> SerialAnswer:
+def ask_serial(port: str) -> SerialAnswer:
     """Ask one port; whatever is wrong with it becomes the sentence."""
     from toolkit.fleet.transports.smp_client import TANDEM, SmpClient
     from toolkit.fleet.transports.smp_links import SerialLine
 
-    client = SmpClient(SerialLine(port, baud, "console"))
+    client = SmpClient(SerialLine(port, BAUD, "console"))
     try:
         client.connect(tries=1)  # most ports have a login, which never answers
         device = client.ask(READ, TANDEM, 0, {}).get("device")

@@ -36,7 +36,6 @@ def parse_broker(
     text: str,
     username: str | None = None,
     password: str | None = None,
-    tls: TlsFiles | None = None,
     *,
     default_port: int = DEFAULT_PORT,
 ) -> BrokerAddress:
@@ -46,4 +45,4 @@ def parse_broker(
         host, port = text, str(default_port)
     if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise BrokerError(f"the broker {text!r} is not host:port, for example 192.168.1.10:1883")
-    return BrokerAddress(host.strip("[]"), int(port), username, password, tls)
+    return BrokerAddress(host.strip("[]"), int(port), username, password)

@@ -5,7 +5,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -78,13 +78,7 @@ def payload_of(fleet: Fleet, command: Command) -> bytes:
     return sign_command(command, (FleetRepository(fleet.folder).director_signer(),))
 
 
-def give(
-    fleet: Fleet,
-    command: Command,
-    *,
-    wait_s: float,
-    on_state: Callable[[CommandState], None] = lambda _state: None,
-) -> Given:
+def give(fleet: Fleet, command: Command, *, wait_s: float) -> Given:
     """Publish a command; wait until it has ended, then clear its topic.
 
     `wait_s` 0: only publish. Raises RolloutError: the broker cannot be reached.
@@ -101,7 +95,7 @@ def give(
         payload = payload_of(fleet, command)
         if not link.publish(topic, payload, qos=1, retain=True, wait_s=CONNECT_S):
             raise RolloutError("the broker did not take the command: try again")
-        state = _await_end(events, topic, wait_s, on_state)
+        state = _await_end(events, topic, wait_s)
         if state is not None and state.status in FINAL:
             link.publish(topic, b"", qos=1, retain=True, wait_s=CONNECT_S)
         return Given(command, state)
@@ -123,12 +117,7 @@ def _connect(events: "queue.Queue[LinkEvent]") -> None:
     raise RolloutError(f"the broker cannot be reached: {reason}")
 
 
-def _await_end(
-    events: "queue.Queue[LinkEvent]",
-    topic: str,
-    wait_s: float,
-    on_state: Callable[[CommandState], None],
-) -> CommandState | None:
+def _await_end(events: "queue.Queue[LinkEvent]", topic: str, wait_s: float) -> CommandState | None:
     """Return the last state that the device published within `wait_s`."""
     state: CommandState | None = None
     until_s = time.monotonic() + wait_s
@@ -140,13 +129,12 @@ def _await_end(
         if not isinstance(event, Message) or event.topic != topic or not event.payload:
             continue
         try:
-            told = decode(event.payload, CommandState)
+            reported = decode(event.payload, CommandState)
         except ValueError:  # our own, signed
             continue
-        if told.status != "init":
-            state = told
-            on_state(told)
-            if told.status in FINAL:
+        if reported.status != "init":
+            state = reported
+            if state.status in FINAL:
                 break
     return state
 

@@ -33,6 +33,7 @@ from toolkit.fleet.store.device_queries import (
 from toolkit.fleet.store.devices import DeviceRow, load_ear
 
 MAX_FAILURES = 50  # that a view lists; `tandem fleet devices` has them all
+MOST_OPEN = 20  # rollouts that the overview and the metrics show
 STREAMED = 500  # devices that are read at a time
 FAILED: frozenset[v.DevicePhase] = frozenset({"failed", "timed_out", "undo_failed"})
 
@@ -145,12 +146,12 @@ def rollout_views(database: Database, numbers: Iterable[int] = ()) -> list[Rollo
     ]  # fmt: skip
 
 
-def open_rollouts(database: Database, most: int = 20) -> list[RolloutView]:
+def open_rollouts(database: Database) -> list[RolloutView]:
     """Return the rollouts that have not ended, the newest ones, the newest last."""
     marks = ", ".join("?" * len(v.ENDED))
     rows = database.rows(
         f"SELECT number FROM rollouts WHERE status NOT IN ({marks}) ORDER BY number DESC LIMIT ?",
-        *sorted(v.ENDED), most,
+        *sorted(v.ENDED), MOST_OPEN,
     )  # fmt: skip
     return rollout_views(database, [int(row[0]) for row in rows]) if rows else []
 

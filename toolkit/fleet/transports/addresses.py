@@ -119,9 +119,7 @@ TRANSPORTS: Mapping[str, tuple[Callable[[Address], Board], frozenset[str]]] = {
 }
 
 
-def parse_address(
-    text: str, devices: Sequence[str] = (), broker: BrokerAddress | None = None
-) -> Address:
+def parse_address(text: str, devices: Sequence[str] = ()) -> Address:
     """Return the parts of an address; UsageError says what is wrong with it."""
     try:
         url = urlsplit(text)
@@ -151,7 +149,6 @@ def parse_address(
         path=unquote(url.path),
         options=options,
         devices=tuple(devices),
-        broker=broker,
     )
 
 

@@ -186,13 +186,13 @@ def order_button(text: str, order: str, number: int) -> Html:
     )
 
 
-def field(label: str, name: str, value: str = "", *, hint: str = "", kind: str = "text") -> Html:
+def field(label: str, name: str, value: str = "", *, hint: str = "") -> Html:
     """Return a field of a form with its label, and a line that says what may stand in it."""
     about = f" aria-describedby={name}-hint" if hint else ""
     line = f"<small id={name}-hint>{markup(hint)}</small>" if hint else ""
     return Html(
         f'<p class=field><label for="{name}">{markup(label)}</label><input id="{name}"'
-        f' name="{name}" type={kind} value="{escape(value)}"{about} maxlength=500>{line}</p>'
+        f' name="{name}" type=text value="{escape(value)}"{about} maxlength=500>{line}</p>'
     )
 
 

@@ -67,11 +67,11 @@ class Filters:
         return "int8 or float" if self.is_int8 else "float"
 
 
-def read_filters(ctx: LoweringContext, group: Group, x_scale: float | None = None) -> Filters:
-    """Return the weights of a convolution; `x_scale` where its input is quantized on the way."""
+def read_filters(ctx: LoweringContext, group: Group) -> Filters:
+    """Return the weights of a convolution."""
     op = group.root_operation
     weights = ctx.network.constants[op.inputs[1]]
     filters, depth = weights.shape[0], prod(weights.shape[1:])
-    int8 = int8_weights(ctx, op, 0, filters, depth, x_scale=x_scale)
+    int8 = int8_weights(ctx, op, 0, filters, depth)
     epilogue, residual = read_epilogue(ctx, group, op.input(2), filters, int8)
     return Filters(int8.values if int8 else weights, int8 is not None, epilogue, residual)

@@ -1,4 +1,4 @@
-"""Boxes [A, 4]: their form, their corners and their overlap."""
+"""Boxes [A, 4]: their form and their corners."""
 
 from typing import Any
 
@@ -21,16 +21,3 @@ def as_corners(boxes: NDArray[Any], corners: bool) -> NDArray[np.float64]:
         return array
     half = array[:, 2:] / 2.0
     return np.concatenate((array[:, :2] - half, array[:, :2] + half), axis=1)
-
-
-def overlaps(box: NDArray[np.float64], boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Intersection over union of one box with each of `boxes`; 0 for empty ones."""
-    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
-    common = np.prod(np.clip(high - low, 0.0, None), axis=1)
-    area = float(np.prod(box[2:] - box[:2]))
-    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    union = area + areas - common
-    iou: NDArray[np.float64] = np.divide(
-        common, union, out=np.zeros_like(common), where=union > 0.0
-    )
-    return iou

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners, overlaps
+from pipelines.stages.accuracy import iou_matrix
+from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners
 
 DETECTIONS = np.dtype([("box", np.float64, (4,)), ("score", np.float64), ("label", np.int64)])
 """The rows of a part that holds detections."""
@@ -72,7 +73,7 @@ def _scores(reference: NDArray[Any], candidate: NDArray[Any]) -> Pair:
     actual, free = np.zeros(len(reference)), np.ones(len(candidate), np.bool_)
     for at, row in enumerate(reference):
         same = free & (candidate["label"] == row["label"])
-        shares = np.where(same, overlaps(exact_boxes[at], boxes), 0.0)
+        shares = np.where(same, iou_matrix(exact_boxes[at][None], boxes)[0], 0.0)
         if shares.max(initial=0.0) >= MIN_IOU:
             match = int(shares.argmax())
             actual[at], free[match] = candidate["score"][match], False

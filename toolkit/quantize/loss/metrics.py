@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device.error_figures import sqnr_db
-from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners, overlaps
+from pipelines.stages.accuracy import iou_matrix
+from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners
 from toolkit.quantize.loss.detections import comparable
 
 Arrays = Sequence[NDArray[Any]]
@@ -284,7 +285,7 @@ def matched_losses(
     for r, c in zip(reference, candidate, strict=True):
         exact_boxes, boxes = as_corners(r.boxes, corners), as_corners(c.boxes, corners)
         for anchor, class_id in _detections(exact_boxes, r.scores):
-            there = overlaps(exact_boxes[anchor], boxes) >= MIN_IOU
+            there = iou_matrix(exact_boxes[anchor][None], boxes)[0] >= MIN_IOU
             actual = float(c.scores[there, class_id].max(initial=0.0))
             pairs.append((float(r.scores[anchor, class_id]), actual))
     if not pairs:
@@ -336,7 +337,7 @@ def _detections(boxes: NDArray[np.float64], scores: NDArray[Any]) -> list[tuple[
     for index in best_first:
         anchor, class_id = int(anchors[index]), int(classes[index])
         others = [known for known, of_class in detections if of_class == class_id]
-        if not others or float(overlaps(boxes[anchor], boxes[others]).max()) < MIN_IOU:
+        if not others or float(iou_matrix(boxes[anchor][None], boxes[others]).max()) < MIN_IOU:
             detections.append((anchor, class_id))
         if len(detections) == MAX_DETECTIONS:
             break

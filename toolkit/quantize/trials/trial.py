@@ -51,7 +51,6 @@ class TrialModel:
         self,
         model: ir.Model,
         *,
-        threads: int | None = None,
         optimize: bool = True,
         operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         rounded: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
@@ -76,7 +75,7 @@ class TrialModel:
         self._switches = tuple(builder.switches)
         self._weights = tuple(builder.weights)
         self._weights_fed: dict[str, tuple[bool, float | None]] = {}
-        self._session, self._constants = _open(builder.model, threads, optimize)
+        self._session, self._constants = _open(builder.model, optimize)
         self._binding = self._session.io_binding()
         for name in self.outputs:
             self._binding.bind_output(name, "cpu")
@@ -157,7 +156,7 @@ class TrialModel:
         self._binding.bind_ortvalue_input(name, value)
 
 
-def _open(model: ir.Model, threads: int | None, optimize: bool) -> tuple[Any, list[Any]]:
+def _open(model: ir.Model, optimize: bool) -> tuple[Any, list[Any]]:
     """Return the session, and the constants that must outlive it."""
     import onnxruntime as ort
 
@@ -166,7 +165,6 @@ def _open(model: ir.Model, threads: int | None, optimize: bool) -> tuple[Any, li
     constants = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = threads or 0
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     for key, value in _OPTIONS:
