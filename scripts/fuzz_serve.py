@@ -166,9 +166,10 @@ def fuzz(seconds: float, seed: int, say: Callable[[str], None]) -> int:
             # malloc keeps what the largest requests took; a leak goes on after that.
             if number == 2 * ROUND or time.monotonic() - begin < WARM_UP * seconds:
                 held_kb = memory_kb(pid)
-        grown_kb = memory_kb(pid) - held_kb
-        say(f"{2 * number} requests in {time.monotonic() - begin:.0f} s, memory {grown_kb:+} kB")
-        return int(grown_kb > MAX_LEAK_KB)
+        end_kb = memory_kb(pid)
+        spent_s = time.monotonic() - begin
+        say(f"{2 * number} requests in {spent_s:.0f} s, memory {held_kb} kB, then {end_kb} kB")
+        return int(end_kb - held_kb > MAX_LEAK_KB)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

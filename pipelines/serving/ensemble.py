@@ -1,6 +1,7 @@
 """Ensembles of a Triton repository: steps that pass tensors from model to model."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +76,37 @@ class Ensemble(Model):
             waiting = [step for step in waiting if step not in runnable]
         if missing := sorted(set(self.outputs) - available):
             raise ConfigError(f"ensemble {self.name!r}: no step writes its output {missing[0]!r}.")
+
+    def check_steps(self) -> None:
+        """Raise ConfigError: a step that is ready has other inputs and outputs than it is mapped
+        to. One that is not ready may become so later."""
+        datatypes = {name: port.datatype for name, port in self.inputs.items()}
+        models = []
+        for step in self.steps:
+            with contextlib.suppress(Refusal):
+                models.append((step, self._find(step.model, step.version)))
+        for step, model in models:
+            where = f"ensemble {self.name!r}: the step {step.model!r}"
+            needed = {name for name, port in model.inputs.items() if not port.optional}
+            for which, mapped, ports in (
+                ("input_map", step.reads, model.inputs), ("output_map", step.writes, model.outputs)
+            ):  # fmt: skip
+                if strangers := sorted(set(mapped) - set(ports)):
+                    raise ConfigError(
+                        f"{where} has {strangers[0]!r} in its {which}; the model has"
+                        f" {', '.join(ports)}."
+                    )
+            if missing := sorted(needed - set(step.reads)):
+                raise ConfigError(f"{where} has no {missing[0]!r} in its input_map.")
+            datatypes |= {step.writes[name]: model.outputs[name].datatype for name in step.writes}
+        for step, model in models:
+            for name, tensor in step.reads.items():
+                takes, given = model.inputs[name].datatype, datatypes.get(tensor)
+                if given not in {takes, None}:
+                    raise ConfigError(
+                        f"ensemble {self.name!r}: {tensor!r} is {given}, and the step"
+                        f" {step.model!r} takes {takes} as {name!r}."
+                    )
 
     def close(self) -> None:
         """There is nothing to close: the models of the steps are the repository's."""

@@ -1,8 +1,9 @@
 """The gRPC port. Raw tensors are found in the request's bytes and stay there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import grpc
@@ -28,6 +29,7 @@ from pipelines.serving.shared_memory import Kind
 RAW_INPUT = 7  # field of ModelInferRequest
 RAW_OUTPUT = bytes([6 << 3 | 2])  # tag of the field of ModelInferResponse
 MAX_STREAMED = 64  # requests of one stream that are being answered
+KEPT_BYTES = 2048  # of a request without its raw tensors: clients send the same again and again
 
 Context = Any
 
@@ -41,10 +43,14 @@ def split_raw(data: bytes) -> tuple[bytes, list[memoryview]]:
     try:
         while at < len(data):
             start = at
-            tag, at = _varint(data, at)
+            tag, at = data[at], at + 1
+            if tag > 0x7F:
+                tag, at = _varint(data, start)
             kind = tag & 7
             if kind == 2:
-                size, at = _varint(data, at)
+                size, at = data[at], at + 1
+                if size > 0x7F:
+                    size, at = _varint(data, at - 1)
                 at += size
             elif kind == 0:
                 _, at = _varint(data, at)
@@ -85,41 +91,69 @@ def _to_varint(value: int) -> bytes:
     return bytes(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A ModelInferRequest without its raw tensors; `inputs` are (name, datatype, shape, parameters,
+    the message where it has typed `contents`)."""
+
+    model: str
+    version: str
+    id: str
+    parameters: Mapping[str, Parameter]
+    inputs: Sequence[tuple[str, str, tuple[int, ...], Mapping[str, Parameter], Any]]
+    outputs: Sequence[RequestedOutput]
+
+
+def parse_head(content: bytes) -> RequestHead:
+    """Return the head in a message. Raises Refusal."""
+    try:
+        request = message("ModelInferRequest").FromString(content)
+    except DecodeError as error:
+        refuse(f"the request is no ModelInferRequest: {error}")
+    return RequestHead(
+        request.model_name, request.model_version, request.id, _parameters(request.parameters),
+        [
+            (
+                one.name, one.datatype, tuple(one.shape), _parameters(one.parameters),
+                one if one.HasField("contents") else None,
+            )
+            for one in request.inputs
+        ],
+        [RequestedOutput(one.name, _parameters(one.parameters)) for one in request.outputs],
+    )  # fmt: skip
+
+
+_known_head = lru_cache(128)(parse_head)
+
+
 def parse_request(data: bytes, service: Service, trace: str) -> InferRequest:
     """Return the request of a ModelInferRequest. Raises Refusal."""
     rest, raw = split_raw(data)
-    try:
-        request = message("ModelInferRequest").FromString(rest)
-    except DecodeError as error:
-        refuse(f"the request is no ModelInferRequest: {error}")
+    head = (_known_head if len(rest) <= KEPT_BYTES else parse_head)(rest)
     inputs, used = [], 0
-    for one in request.inputs:
-        shape, parameters = tuple(one.shape), _parameters(one.parameters)
-        typed = one.HasField("contents")
-        if typed and raw:
+    for name, datatype, shape, parameters, typed in head.inputs:
+        if typed is not None and raw:
             refuse(
-                f"input {one.name!r} has `contents`, and the request has raw_input_contents: give"
+                f"input {name!r} has `contents`, and the request has raw_input_contents: give"
                 " one of them"
             )
         if "shared_memory_region" in parameters:
-            inputs.append(service.regions.input(one.name, one.datatype, shape, parameters))
-        elif typed:
-            inputs.append(_typed(one, shape))
+            inputs.append(service.regions.input(name, datatype, shape, parameters))
+        elif typed is not None:
+            inputs.append(_typed(typed, shape))
         elif used < len(raw):
-            inputs.append(from_bytes(one.name, one.datatype, shape, raw[used]))
+            inputs.append(from_bytes(name, datatype, shape, raw[used]))
             used += 1
         else:
             refuse(
-                f"input {one.name!r} has no data: {len(raw)} raw_input_contents are given, and no"
+                f"input {name!r} has no data: {len(raw)} raw_input_contents are given, and no"
                 " `contents`"
             )
     if used != len(raw):
         refuse(f"the request has {len(raw)} raw_input_contents for {used} inputs")
-    outputs = [RequestedOutput(one.name, _parameters(one.parameters)) for one in request.outputs]
     return InferRequest(
-        request.model_name, request.model_version, inputs, outputs, request.id,
-        _parameters(request.parameters), trace,
-    )  # fmt: skip
+        head.model, head.version, inputs, head.outputs, head.id, head.parameters, trace
+    )
 
 
 def _typed(one: Any, shape: tuple[int, ...]) -> Tensor:  # noqa: ANN401
@@ -144,27 +178,33 @@ def _parameters(rows: Any) -> dict[str, Parameter]:  # noqa: ANN401
 
 def encode_response(response: InferResponse) -> bytes:
     """Return the bytes of a ModelInferResponse."""
-    header = _response(response)
-    parts = [header.SerializeToString()]
+    outputs = tuple([(one.name, one.datatype, one.shape, one.place) for one in response.outputs])
+    parts: list[bytes | memoryview] = [
+        _response_head(response.model, response.version, response.id, outputs)
+    ]
     for tensor in response.outputs:
         data = memoryview(b"") if tensor.place is not None else to_bytes(tensor)
         parts += [RAW_OUTPUT, _to_varint(len(data)), data]
     return b"".join(parts)
 
 
-def _response(response: InferResponse) -> Any:  # noqa: ANN401
-    header = message("ModelInferResponse")(
-        model_name=response.model, model_version=response.version, id=response.id
-    )
-    for tensor in response.outputs:
-        row = header.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        if tensor.place is not None:
-            region, offset, size = tensor.place
+@lru_cache(128)
+def _response_head(
+    model: str, version: str, ident: str,
+    outputs: Sequence[tuple[str, str, tuple[int, ...], tuple[str, int, int] | None]],
+) -> bytes:  # fmt: skip
+    """Return a ModelInferResponse without its raw tensors."""
+    header = message("ModelInferResponse")(model_name=model, model_version=version, id=ident)
+    for name, datatype, shape, place in outputs:
+        row = header.outputs.add(name=name, datatype=datatype, shape=shape)
+        if place is not None:
+            region, offset, size = place
             row.parameters["shared_memory_region"].string_param = region
             row.parameters["shared_memory_byte_size"].int64_param = size
             if offset:
                 row.parameters["shared_memory_offset"].int64_param = offset
-    return header
+    content: bytes = header.SerializeToString()
+    return content
 
 
 async def _load(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401
@@ -271,11 +311,10 @@ async def _abort(context: Context, error: Exception, name: str) -> None:
     await context.abort(code, str(refusal)[:2000])  # trailers have a limit of 8 KB
 
 
-def _metadata(context: Context, name: str) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == name:
-            return value if isinstance(value, str) else value.decode("latin-1")
-    return ""
+def _metadata(context: Context) -> Mapping[str, str]:
+    """Return the texts among the headers of a request; the first of a name counts."""
+    rows = context.invocation_metadata() or ()
+    return {key: value for key, value in reversed(rows) if isinstance(value, str)}
 
 
 def _unary(service: Service, name: str) -> grpc.RpcMethodHandler:
@@ -285,7 +324,7 @@ def _unary(service: Service, name: str) -> grpc.RpcMethodHandler:
     async def answer(data: bytes, context: Context) -> bytes:
         try:
             if name not in OPEN_METHODS:
-                service.authorize(_metadata(context, "authorization"))
+                service.authorize(_metadata(context).get("authorization", ""))
             try:
                 request = request_kind.FromString(data)
             except DecodeError as error:
@@ -307,8 +346,9 @@ def _unary(service: Service, name: str) -> grpc.RpcMethodHandler:
 def _infer(service: Service) -> grpc.RpcMethodHandler:
     async def answer(data: bytes, context: Context) -> bytes:
         try:
-            service.authorize(_metadata(context, "authorization"))
-            trace = trace_of(_metadata(context, "traceparent"))
+            headers = _metadata(context)
+            service.authorize(headers.get("authorization", ""))
+            trace = trace_of(headers.get("traceparent", ""))
             if trace:
                 context.set_trailing_metadata((("traceparent", trace),))
             service.hold(len(data))
@@ -328,10 +368,10 @@ def _stream(service: Service) -> grpc.RpcMethodHandler:
 
     async def answer(requests: AsyncIterator[bytes], context: Context) -> None:
         try:
-            service.authorize(_metadata(context, "authorization"))
+            service.authorize(_metadata(context).get("authorization", ""))
         except Refusal as refusal:
             await _abort(context, refusal, "ModelStreamInfer")
-        trace = trace_of(_metadata(context, "traceparent"))
+        trace = trace_of(_metadata(context).get("traceparent", ""))
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(MAX_STREAMED)
 
         async def write() -> None:

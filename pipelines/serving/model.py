@@ -46,6 +46,7 @@ from pipelines.serving.protocol import (
 )
 from pipelines.serving.scheduler import Item, Policy, QueuePolicy, Scheduler
 
+MAX_CHECKED = 64  # signatures of a model that are known to fit
 SHORT_NS = 500_000  # an inference that takes less CPU time may keep the event loop waiting
 LONG_RATIO = 4  # to SHORT_NS: what takes this at sizes that were short costs by its values
 
@@ -70,6 +71,8 @@ class Model(Closing):
         self.max_batch: int = config.max_batch_size
         self.figures = Figures()
         self.pending = 0
+        self._all_outputs = tuple(map(RequestedOutput, self.outputs))
+        self._checked: set[Hashable] = set()  # names, datatypes and shapes of inputs that fit
 
     @abstractmethod
     async def run(self, request: InferRequest) -> Mapping[str, Array | DeviceArray]:
@@ -119,6 +122,8 @@ class Model(Closing):
         return request.inputs[0].shape[0] if self.max_batch and request.inputs else 1
 
     def _requested(self, request: InferRequest) -> Sequence[RequestedOutput]:
+        if not request.outputs:
+            return self._all_outputs
         names = [one.name for one in request.outputs]
         for name in names:
             if name not in self.outputs:
@@ -132,9 +137,20 @@ class Model(Closing):
                 f"output {double!r} already exists in request: it is requested of model"
                 f" {self.name!r} more than once"
             )
-        return request.outputs or [RequestedOutput(name) for name in self.outputs]
+        return request.outputs
 
     def _check(self, request: InferRequest) -> None:
+        """Raise Refusal: names, datatypes or shapes of inputs do not fit. Clients ask with the same
+        ones again and again: those that fitted are known."""
+        signature = tuple([(one.name, one.datatype, one.shape) for one in request.inputs])
+        if signature in self._checked:
+            return
+        self._check_inputs(request)
+        if len(self._checked) >= MAX_CHECKED:
+            self._checked.clear()
+        self._checked.add(signature)
+
+    def _check_inputs(self, request: InferRequest) -> None:
         names = [tensor.name for tensor in request.inputs]
         needed = [port.name for port in self.inputs.values() if not port.optional]
         if len(set(names)) < len(names):
@@ -193,14 +209,20 @@ class Model(Closing):
             return Tensor(requested.name, port.datatype, array.shape, _NO_DATA, device=array)
         if port.converted:
             array = to_bf16(array)
-        classes = whole(requested.parameters, "classification", f"output {requested.name!r}")
-        if classes:
+        if classes := _classes(requested):
             array = classify(array, classes, port.labels, batched=self.max_batch > 0)
             return Tensor(requested.name, BYTES, array.shape, array)
         if port.inner is not None:
             batch = array.shape[:1] if self.max_batch else ()
             array = array.reshape(*batch, *port.shape())
         return Tensor(requested.name, port.datatype, array.shape, array)
+
+
+def _classes(requested: RequestedOutput) -> int:
+    """Return how many classes of an output are asked for; 0: its values. Raises Refusal."""
+    if not requested.parameters:
+        return 0
+    return whole(requested.parameters, "classification", f"output {requested.name!r}")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -300,6 +322,19 @@ class QueuedModel(Model):
             inputs.append(Tensor(port.name, port.datatype, array.shape, array))
         return InferRequest(self.name, str(self.version), inputs)
 
+    def warm_up(self, tensors: Sequence[Tensor], count: int) -> None:
+        """Run each instance `count` times on inputs; for the time before there are requests.
+
+        Raises Refusal: they do not fit. Raises SessionError: the model fails.
+        """
+        request = InferRequest(self.name, str(self.version), tensors)
+        self._check(request)
+        feeds = {one.name: self._feed(one, one.data) for one in tensors}
+        stacked = self._stack([feeds], self.rows(request))
+        for runner in self._runners:
+            for _ in range(count):
+                runner.infer(stacked)
+
     async def run(self, request: InferRequest) -> Mapping[str, Array | DeviceArray]:
         """Queue a request and wait for its outputs."""
         if not self._stays_on_gpu(request):
@@ -318,9 +353,12 @@ class QueuedModel(Model):
         self, request: InferRequest, hidden: Mapping[str, Array]
     ) -> dict[str, Array]:
         """As `run`, with arrays of the host; `hidden` inputs are not the client's."""
-        feeds = {one.name: self._feed(one, await one.on_host()) for one in request.inputs}
+        feeds = {
+            one.name: self._feed(one, one.data if one.device is None else await one.on_host())
+            for one in request.inputs
+        }
         feeds.update(hidden)
-        key = tuple((name, feeds[name].shape[1:]) for name in sorted(feeds))
+        key = tuple([(name, feeds[name].shape[1:]) for name in sorted(feeds)])
         work = _Work(feeds, asyncio.get_running_loop().create_future())
         return await self._queued(request, work, key)
 
@@ -341,21 +379,21 @@ class QueuedModel(Model):
 
     async def _queued(self, request: InferRequest, work: _Work, key: Hashable) -> dict[str, Any]:
         self._loop = asyncio.get_running_loop()
-        where = f"the request to model {self.name!r}"
-        item = Item(
-            work,
-            self.rows(request),
-            key,
-            whole(request.parameters, "priority", where),
-            whole(request.parameters, "timeout", where) / 1e6,
-        )
+        item = Item(work, self.rows(request), key)
+        if request.parameters:
+            where = f"the request to model {self.name!r}"
+            item.level = whole(request.parameters, "priority", where)
+            item.timeout_s = whole(request.parameters, "timeout", where) / 1e6
         if self._on_cpu and self._usual_ns < SHORT_NS and self._ran_short(work.feeds):
             if results := self.scheduler.run_here(item):
-                _deliver([item], results)
+                if isinstance(results[0], Refusal):
+                    raise results[0]
+                outputs: dict[str, Any] = results[0]
+                return outputs
         else:
             self.scheduler.submit(item)
         timer = None
-        if item.timeout_s and not work.answer.done():
+        if item.timeout_s:
             timer = self._loop.call_later(item.timeout_s, self.scheduler.expire)
         try:
             return await work.answer

@@ -9,6 +9,7 @@ from google.protobuf import json_format, text_format
 
 from device.engine.manifest import DimRange
 from device.errors import ConfigError
+from pipelines.serving.config_checks import check_config
 from pipelines.serving.messages import message
 from pipelines.serving.protocol import BF16, BY_CONFIG, DATATYPES
 
@@ -125,7 +126,8 @@ def complete(
     """Return the configuration with what it leaves out, read from the engine.
 
     A configuration without inputs and outputs is batched where all of them begin with one dynamic
-    dimension. Raises ConfigError: it contradicts the engine.
+    dimension. Raises ConfigError: it contradicts the engine, or asks
+    for what this server cannot do.
     """
     full = message("ModelConfig")()
     full.CopyFrom(config)
@@ -153,6 +155,7 @@ def complete(
             full.instance_group.add(name=f"{name}_0", count=1, kind="KIND_AUTO")
     if full.version_policy.WhichOneof("choice") is None:
         full.version_policy.latest.num_versions = 1
+    check_config(full)
     return full
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from device.errors import ConfigError, SessionError, TandemError
 from pipelines.serving.bundles import BundleModel, PictureModel, is_bundle, models_of
+from pipelines.serving.config_checks import fields_without_effect
 from pipelines.serving.ensemble import Ensemble
 from pipelines.serving.instances import open_file
 from pipelines.serving.model import Model, QueuedModel
@@ -31,6 +32,7 @@ from pipelines.serving.model_config import (
 )
 from pipelines.serving.protocol import Refusal, Status, refuse
 from pipelines.serving.sequences import SequenceModel, StateBudget
+from pipelines.serving.warm_up import warm_up
 
 Mode = Literal["none", "explicit", "poll"]
 
@@ -378,6 +380,8 @@ class Repository:
                 **dict.fromkeys(models, (READY, "")),
             }
             _log.info("model %r is ready: version %s", name, ", ".join(map(str, models)))
+            if unused := sorted(fields_without_effect(config)):
+                _log.warning("model %r: without effect here: %s", name, ", ".join(unused))
             for model in former.values():
                 await asyncio.to_thread(model.close)
 
@@ -386,8 +390,15 @@ class Repository:
         for step in config.ensemble_scheduling.step:
             if self._reaches(step.model_name, name, sources):
                 raise ConfigError(f"ensemble {name!r} has itself as a step.")
-            if step.model_name not in self._models and step.model_name in sources:
+            if step.model_name in self._models:
+                continue
+            if step.model_name in sources:
                 await self._load(sources[step.model_name])
+            elif self.mode != "poll":  # else it may come
+                raise ConfigError(
+                    f"ensemble {name!r} has the step {step.model_name!r}, which the repository has"
+                    " not."
+                )
 
     def _reaches(self, start: str, name: str, sources: Mapping[str, Source]) -> bool:
         """Whether a model is, or has as a step, the one of this name: by the files on disk, and by
@@ -428,7 +439,9 @@ class Repository:
             return PictureModel(version, source.picture, self.find)
         if config.HasField("ensemble_scheduling"):
             full = complete(config, source.name, ENSEMBLE, (), ())
-            return Ensemble(version, full, source.folder, self.find)
+            ensemble = Ensemble(version, full, source.folder, self.find)
+            ensemble.check_steps()
+            return ensemble
         path = source.versions[version]
         if config.default_model_filename and path.parent.is_dir():
             folder = path if path.is_dir() else path.parent
@@ -452,11 +465,17 @@ class Repository:
                 return SequenceModel(
                     version, full, opened, source.folder, self._max_queue, budget=self._state_budget
                 )
-            return QueuedModel(version, full, opened, source.folder, self._max_queue)
+            model = QueuedModel(version, full, opened, source.folder, self._max_queue)
         except TandemError:
             for runner in opened.runners:
                 runner.close()
             raise
+        try:
+            warm_up(model, source.folder)
+        except BaseException:
+            model.close()
+            raise
+        return model
 
     async def _unload(self, name: str) -> None:
         await self._finish(self._unload_locked(name))

@@ -191,25 +191,31 @@ class Scheduler:
         """Run a request in the thread of the caller, which costs less than to wake another; queue
         it, and return nothing, if it may go together with others, or if the only instance is not
         free. Raises Refusal."""
+        policy = self._queue.policy
         with self._changed:
-            alone = (
-                self._queue.policy.max_batch == 1
+            if (
+                policy.max_batch == 1
                 and len(self._threads) == 1
-                and not self._queue
                 and self._free
-            )
-            self._put(item)
-            if not alone:
+                and not self._queue
+                and item.level <= policy.levels
+            ):
+                self._check_open()
+                item.queued_s = time.monotonic()
+                run = self._free.pop()
+            else:
+                self._put(item)
                 self._changed.notify()
                 return ()
-            self._queue.take(float("inf"))
-            run = self._free.pop()
         return self._run(run, [item])
 
     def _put(self, item: Item) -> None:
+        self._check_open()
+        self._queue.put(item, time.monotonic())
+
+    def _check_open(self) -> None:
         if self._closing:
             refuse(f"model {self._queue.policy.model!r} is being unloaded", Status.UNAVAILABLE)
-        self._queue.put(item, time.monotonic())
 
     def _run(self, run: Run, batch: list[Item]) -> Sequence[Any]:
         try:

@@ -3,7 +3,6 @@
 import hmac
 import logging
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version as installed
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from device.runtime.cuda.device_array import DeviceArray
 from pipelines.serving.codec import to_bytes
 from pipelines.serving.cuda_memory import CudaRegion
+from pipelines.serving.model import Model
 from pipelines.serving.model_config import as_json
 from pipelines.serving.protocol import (
     InferRequest,
@@ -193,7 +193,9 @@ class Service:
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run a model. Raises Refusal."""
-        with self._spans.span(request) if self._spans else nullcontext():
+        if self._spans is None:
+            return await self._infer(request)
+        with self._spans.span(request):
             return await self._infer(request)
 
     async def _infer(self, request: InferRequest) -> InferResponse:
@@ -203,20 +205,30 @@ class Service:
             for one in request.outputs
             if "shared_memory_region" in one.parameters
         }
-        shared = sum(one.place[2] for one in request.inputs if one.place is not None)
-        self._count(shared, shared)
-        try:
-            if shared or places:
-                inputs = [await self.regions.read(one) for one in request.inputs]
-                request = replace(request, inputs=inputs, targets=_targets(places))
+        shared = sum([one.place[2] for one in request.inputs if one.place is not None])
+        if shared or places:
+            tensors = await self._infer_shared(model, request, places, shared)
+        else:
             tensors = await model.infer(request)
-        finally:
-            self.release(shared)
-        if places:
-            tensors = [await self._placed(one, places.get(one.name)) for one in tensors]
         if request.traceparent and _trace_log.isEnabledFor(logging.INFO):
             _trace_log.info("traceparent=%s model=%s", request.traceparent, model.name)
         return InferResponse(model.name, str(model.version), tensors, request.id)
+
+    async def _infer_shared(
+        self, model: Model, request: InferRequest,
+        places: Mapping[str, tuple[AnyRegion, int, int]], shared: int,
+    ) -> list[Tensor]:  # fmt: skip
+        """Run a model on `shared` bytes of shared memory, and write outputs to `places`."""
+        self._count(shared, shared)
+        try:
+            inputs = [
+                one if one.place is None else await self.regions.read(one) for one in request.inputs
+            ]
+            request = replace(request, inputs=inputs, targets=_targets(places))
+            tensors = await model.infer(request)
+        finally:
+            self.release(shared)
+        return [await self._placed(one, places.get(one.name)) for one in tensors]
 
     async def _placed(self, tensor: Tensor, place: tuple[AnyRegion, int, int] | None) -> Tensor:
         if place is None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -16,6 +16,9 @@ import tritonclient.http as triton_http
 from onnx import TensorProto
 from serving_fixtures import identity, served
 
+from pipelines.serving.grpc import KEPT_BYTES, _known_head, parse_request
+from pipelines.serving.messages import message
+from pipelines.serving.protocol import Refusal
 from pipelines.serving.server import run
 
 REQUESTS = 20_000
@@ -140,3 +143,29 @@ def test_requests_that_come_together_are_answered_in_order(loop: str, tmp_path: 
                 assert json.loads(read_answer(answers)) == {"live": True}
                 assert answers.read() == b""
             sender.join()
+
+
+def test_requests_of_one_head_have_their_own_tensors_and_refusals() -> None:
+    service: Any = None  # it is asked for shared memory alone
+    head = {"model_name": "m", "id": "7"}
+    for value in (1.0, 2.0):
+        raw = np.full(4, value, np.float32).tobytes()
+        one = message("ModelInferRequest")(**head, raw_input_contents=[raw])
+        one.inputs.add(name="x", datatype="FP32", shape=[4])
+        request = parse_request(one.SerializeToString(), service, "")
+        assert (request.model, request.id, request.inputs[0].shape) == ("m", "7", (4,))
+        assert (request.inputs[0].data == value).all()
+    one.raw_input_contents[0] = raw[:12]
+    with pytest.raises(Refusal, match="has 12 bytes"):
+        parse_request(one.SerializeToString(), service, "")
+    del one.raw_input_contents[:]
+    with pytest.raises(Refusal, match="has no data"):
+        parse_request(one.SerializeToString(), service, "")
+
+
+def test_a_large_head_is_not_kept() -> None:
+    service: Any = None
+    one = message("ModelInferRequest")(model_name="m" * (KEPT_BYTES + 1))
+    known = _known_head.cache_info().currsize
+    assert parse_request(one.SerializeToString(), service, "").model == one.model_name
+    assert _known_head.cache_info().currsize == known

@@ -331,6 +331,15 @@ def test_only_a_request_that_shares_nothing_runs_in_its_own_thread(
         scheduler.close()
 
 
+def test_a_request_in_its_own_thread_is_refused_as_in_the_queue() -> None:
+    scheduler = Scheduler(Policy("m"), [lambda items: ["done"]], lambda *_: None)
+    with pytest.raises(Refusal, match="priority 1 was asked for"):
+        scheduler.run_here(item(level=1))
+    scheduler.close()
+    with pytest.raises(Refusal, match="'m' is being unloaded"):
+        scheduler.run_here(item())
+
+
 def test_a_batch_waits_for_its_delay_or_a_preferred_size() -> None:
     queue = RequestQueue(Policy("m", max_batch=8, preferred=(4,), delay_s=1.0))
     items = [item() for _ in range(5)]
