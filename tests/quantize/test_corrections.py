@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +22,7 @@ from calibration.calibrate import observe_tensors
 from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.table import read_table
+from calibration.trials import Assignment, SampleSelection
 from calibration.trt_cache import amax_of, decode_cache
 from device.engine.file import open_engine
 from toolkit.cli.main import tandem
@@ -29,6 +31,8 @@ from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.corrections.corrections import (
+    CHANCE,
+    Switch,
     final_fit,
     try_bias_correction,
     try_equalisation,
@@ -91,19 +95,38 @@ def test_steps_are_tried_by_default_where_a_search_runs(
 
 
 @pytest.mark.parametrize(
-    ("options", "loss", "kept"), [("auto", 0.0, False), ("auto", -0.2, True), ("on", 3.0, True)]
+    ("options", "loss", "factors", "reason"),
+    [
+        ("auto", 0.0, (1.0, 1.0, 1.0), "-"),
+        ("auto", -0.2, (0.9, 0.9, 0.9), ""),
+        ("auto", -0.2, (0.3, 1.1, 1.1), CHANCE),
+        ("on", 3.0, (2.0, 2.0, 2.0), ""),
+    ],
 )
 def test_equalisation_is_applied_by_its_effect_or_as_requested(
-    tmp_path: Path, rng: np.random.Generator, options: str, loss: float, kept: bool
+    tmp_path: Path,
+    rng: np.random.Generator,
+    options: Switch,
+    loss: float,
+    factors: tuple[float, ...],
+    reason: str,
 ) -> None:
-    plain = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
+    """A double of the equalised fit has the errors of the plain one, by factors."""
+    graph, same = prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 1) * 3
+    plain = fitted(graph, noise(rng, 2), same)
+
+    def errors(ranges: Assignment, samples: SampleSelection) -> np.ndarray:
+        return plain.noise.errors(ranges, samples) * factors
 
     def refit(changed: ir.Model, rows: object) -> Fit:
         figures = {name: value - loss for name, value in plain.sqnr_db.items()}
-        return replace(plain, graph=changed, sqnr_db=figures)
+        double = SimpleNamespace(errors=errors)
+        return replace(plain, graph=changed, sqnr_db=figures, noise=double)  # type: ignore[arg-type]
 
-    found, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)  # type: ignore[arg-type]
-    assert (outcome.kept, bool(rows), found is not plain) == (kept, kept, kept)
+    result, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)
+    kept = not reason
+    assert (outcome.kept, bool(rows), result is not plain) == (kept, kept, kept)
+    assert outcome.reason == reason.strip("-")
     assert outcome.worst is not None
     assert outcome.worst.gain == pytest.approx(-loss)
 

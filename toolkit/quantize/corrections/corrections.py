@@ -2,7 +2,8 @@
 
 Both change weights, and both can do harm: equalisation where a Clip clips other samples, bias
 correction where a mean over all positions hides rare ones. So each is judged by the SQNR of the
-worst output against the original float model, on samples that were not used to make it.
+worst output against the original float model, on samples that were not used to make it. What
+equalisation gains there has to be more than chance, as for ranges (`calibration.auto`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,8 +13,10 @@ from typing import Any, Literal
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from calibration.auto import SIGNIFICANT
 from calibration.dataset import Sample
 from calibration.table import Adjustments
+from calibration.trials import significantly_less
 from toolkit.quantize.corrections.adjust import adjust, short_changes, short_factors
 from toolkit.quantize.corrections.bias import Run, correct_biases
 from toolkit.quantize.corrections.effect import Effect, effects_between, worst_of
@@ -30,6 +33,7 @@ Rows = Mapping[str, tuple[float, ...]]
 EQUALISATION = "equalisation"
 CORRECTION = "bias correction"
 ROUNDING = "learnt rounding"
+CHANCE = "the gain may be chance: it differs too much from sample to sample"
 CORRECTION_SAMPLES = 16
 """Number of samples whose means correct the biases, or whose sums round the weights."""
 
@@ -82,9 +86,20 @@ def try_equalisation(
         )
     changed = refit(adjust(plain.graph, Adjustments(equalised=dict(rows))), rows)
     effects = effects_between(plain.sqnr_db, changed.sqnr_db)
-    used = requested == "on" or worst_of(effects).helps()
-    outcome = CorrectionOutcome(name, requested, used, len(rows), effects)
+    helps = requested == "on" or worst_of(effects).helps()
+    reason = CHANCE if helps and requested == "auto" and not _less_error(changed, plain) else ""
+    used = helps and not reason
+    outcome = CorrectionOutcome(name, requested, used, len(rows), effects, reason)
     return (changed, rows, outcome) if used else (plain, {}, outcome)
+
+
+def _less_error(changed: Fit, plain: Fit) -> bool:
+    """True if the error on the samples that judge is significantly less."""
+    errors, reference = (
+        fitted.noise.errors(trial_ranges(fitted.trial, fitted.amax), fitted.judges)
+        for fitted in (changed, plain)
+    )
+    return significantly_less(errors, reference, SIGNIFICANT)
 
 
 def try_rounding(
