@@ -129,6 +129,15 @@ def light_models() -> Path:
 
 
 @pytest.fixture
+def quick_torch_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export by PyTorch's own functions, which are read once, not for each export."""
+    import torch_export
+
+    torchs = "torch.onnx._internal.exporter._registration.ONNXRegistry.from_torchlib"
+    monkeypatch.setattr(torchs, staticmethod(torch_export.registry))
+
+
+@pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build as on a host without Triton: for tests of what is not compiled, which takes minutes."""
     monkeypatch.setattr("toolkit.gpu.segments.has_compiler", lambda: False)

@@ -20,6 +20,7 @@ import tandem
 from toolkit.importers.pt2 import text
 from toolkit.importers.pt2.archive import refuse_code
 
+pytestmark = pytest.mark.usefixtures("quick_torch_export")
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 AUTO = Dim.AUTO

@@ -17,6 +17,7 @@ from torch_networks import NETWORKS, Scaled, network
 import tandem
 from toolkit.cli.main import tandem as command_line
 
+pytestmark = pytest.mark.usefixtures("quick_torch_export")
 ROOT = Path(__file__).parents[2]
 FP32_ERROR = 1e-4  # of the largest output
 SHAPES = (torch.randn(2, 6), torch.randn(2, 3))

@@ -13,6 +13,7 @@ from torch.nn import functional as f
 import tandem
 from toolkit.partition.planning.forced import Forced
 
+pytestmark = pytest.mark.usefixtures("quick_torch_export")
 BOARD = "orin-nx-16gb"
 ALL_ON_DLA = tandem.BuildOptions(
     plan=tandem.PlanOptions(forced=Forced(dla=("all",))), kernels=False
