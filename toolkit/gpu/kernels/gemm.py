@@ -184,14 +184,17 @@ def resident_gemm(
         b_tiles = b_tiles + (b_tile,)
 
     first = tl.program_id(0) // COLUMN_BLOCKS
-    for block in range(first, (rows + BLOCK_M - 1) // BLOCK_M, tl.num_programs(0) // COLUMN_BLOCKS):
+    last, step = (rows + BLOCK_M - 1) // BLOCK_M, tl.num_programs(0) // COLUMN_BLOCKS
+    # The next residual is on its way, too, where that leaves room for as many programs.
+    STAGES: tl.constexpr = 2 if DEPTH <= BLOCK_K else None
+    for block in tl.range(first, last, step, num_stages=STAGES):
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)
         residual_tile = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if PRECISION == "int8" else tl.float32)
         a_first = _strided(a, 0, 0, m[:, None], k[None, :], A_STRIDES)
-        for step in tl.static_range((DEPTH + BLOCK_K - 1) // BLOCK_K):
-            a_tile = _load_a(a_first, m, k, step * BLOCK_K, rows, DEPTH, A_STRIDES[3], WHOLE_BLOCKS)
-            total = add_product(total, a_tile, b_tiles[step], PRECISION)
+        for i in tl.static_range((DEPTH + BLOCK_K - 1) // BLOCK_K):
+            a_tile = _load_a(a_first, m, k, i * BLOCK_K, rows, DEPTH, A_STRIDES[3], WHOLE_BLOCKS)
+            total = add_product(total, a_tile, b_tiles[i], PRECISION)
         store_with_epilogue(
             total, bias, scale, residual_tile, y, m, n, rows, COLUMNS, Y_STRIDES[2], EPILOGUE,
             scalars,
