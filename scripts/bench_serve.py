@@ -10,6 +10,8 @@ from this one, in turns. The peers run in environments of their own:
 Requests a second depend on the client and on the machine's load; CPU milliseconds of the server for
 each request hardly do. Where h2load is installed (Debian's nghttp2-client), rows of several
 connections say what a server answers at most: a Python client is busier than the server.
+`--floor` adds two servers of grpcio without a model, which copy the bytes of a request into a
+prepared answer: what grpcio itself costs, in asyncio and in threads.
 `--batching` compares 64 clients with and without it, on an engine with a simulated time of 20 ms.
 `--cuda ENGINE` serves an engine on a GPU to one gRPC client with CUDA shared memory (needs
 cuda-python), and measures `tandem bench` on it before and after.
@@ -87,6 +89,58 @@ class Identity(MLModel):
         return InferenceResponse(model_name=self.name, outputs=[output])
 """
 
+FLOOR = """
+import asyncio, sys
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from tritonclient.grpc import service_pb2
+
+kind, port, *sizes = sys.argv[1:]
+answers = {}
+for size in map(int, sizes):
+    answer = service_pb2.ModelInferResponse(model_name="identity", model_version="1")
+    answer.outputs.add(name="OUTPUT0", datatype="FP32", shape=[size])
+    answer.raw_output_contents.append(bytes(4 * size))
+    answers[4 * size] = answer.SerializeToString()[: -4 * size]
+
+def infer(data, context):
+    size = max(size for size in answers if size < len(data))
+    return b"".join((answers[size], memoryview(data)[-size:]))
+
+def ready(data, context):
+    return service_pb2.ModelReadyResponse(ready=True).SerializeToString()
+
+async def infer_later(data, context):
+    return infer(data, context)
+
+async def ready_later(data, context):
+    return ready(data, context)
+
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+def start(server, infer, ready):
+    handlers = {"ModelInfer": infer, "ModelReady": ready}
+    handlers = {key: grpc.unary_unary_rpc_method_handler(one) for key, one in handlers.items()}
+    service = "inference.GRPCInferenceService"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    return server.start()
+
+async def serve():
+    server = grpc.aio.server(options=OPTIONS)
+    await start(server, infer_later, ready_later)
+    await server.wait_for_termination()
+
+from pipelines.serving.server import _keep_memory, run
+_keep_memory()
+if kind == "aio":
+    run(serve())
+else:
+    server = grpc.server(ThreadPoolExecutor(4), options=OPTIONS)
+    start(server, infer, ready)
+    server.wait_for_termination()
+"""
+
 SLOW = f"""
 import time
 from device.runtime.session import Session
@@ -150,6 +204,7 @@ class Peer:
 
     name: str
     command: Callable[[Path, int, int], list[str]]
+    protocols: Sequence[str] = tuple(LIBRARIES)
 
 
 def _ours(folder: Path, http: int, grpc: int) -> list[str]:
@@ -186,6 +241,16 @@ def mlserver(python: Path) -> Peer:
         return [str(python.parent / "mlserver"), "start", str(models)]
 
     return Peer("MLServer", command)
+
+
+def grpcio(kind: str) -> Peer:
+    """A server of grpcio that runs no model, in asyncio ("aio") or in threads."""
+
+    def command(_: Path, _http: int, grpc: int) -> list[str]:
+        sizes = map(str, SIZES.values())
+        return [sys.executable, "-c", FLOOR, kind, str(grpc), *sizes]
+
+    return Peer(f"grpcio {kind}", command, ("gRPC",))
 
 
 @contextlib.contextmanager
@@ -301,9 +366,11 @@ def bench(peers: Sequence[Peer], folder: Path, seconds: float) -> list[Figures]:
     """Measure servers by HTTP binary and by gRPC, in turns; ours by shared memory too."""
     rows = []
     with contextlib.ExitStack() as stack:
-        running = [(peer.name, *stack.enter_context(started(peer, folder))) for peer in peers]
-        for protocol, size, (name, pid, *ports) in product(LIBRARIES, SIZES, running):
-            library = LIBRARIES[protocol]
+        running = [(peer, *stack.enter_context(started(peer, folder))) for peer in peers]
+        for protocol, size, (peer, pid, *ports) in product(LIBRARIES, SIZES, running):
+            if protocol not in peer.protocols:
+                continue
+            library, name = LIBRARIES[protocol], peer.name
             port = ports[list(LIBRARIES).index(protocol)]
             with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
                 data = np.arange(SIZES[size], dtype=np.float32)
@@ -500,6 +567,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare servers of KServe v2.")
     parser.add_argument("--kserve", type=Path, help="Python with kserve")
     parser.add_argument("--mlserver", type=Path, help="Python with MLServer")
+    parser.add_argument("--floor", action="store_true", help="add servers of grpcio alone")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each measurement")
     parser.add_argument("--batching", action="store_true")
     parser.add_argument("--cuda", type=Path, metavar="ENGINE", help="by CUDA shared memory alone")
@@ -510,6 +578,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     peers = [Peer("Tandem", _ours)]
+    peers += [grpcio("aio"), grpcio("threads")] if options.floor else []
     peers += [kserve(options.kserve)] if options.kserve else []
     peers += [mlserver(options.mlserver)] if options.mlserver else []
     with tempfile.TemporaryDirectory(prefix="bench-serve-") as name:
@@ -529,11 +598,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({"rows": [asdict(row) for row in rows], "engine_cpu_ms": engine_ms}))
         return 0
     print(
-        f"{'server':9} {'protocol':16} {'size':10} {'requests/s':>10} {'p50 ms':>8} {'CPU ms':>8}"
+        f"{'server':14} {'protocol':16} {'size':10} {'requests/s':>10} {'p50 ms':>8} {'CPU ms':>8}"
     )
     for row in rows:
         print(
-            f"{row.server:9} {row.protocol:16} {row.size:10} {row.requests_per_s:10.1f}"
+            f"{row.server:14} {row.protocol:16} {row.size:10} {row.requests_per_s:10.1f}"
             f" {row.p50_ms:8.2f} {row.server_cpu_ms:8.2f}"
         )
     print(f"the model itself: {engine_ms:.2f} ms CPU on 1.2 MB")
