@@ -63,7 +63,7 @@ class Downloads(Fetching):
             bases = self._store.bundles(self._slots.state)
             self.begin(blob, fetch_options(desired, self._config.update, bases))
         except (TandemError, OSError) as error:
-            return Notice("no_fetch", _reason(error))
+            return Notice("no_fetch", download_problem(error))
         received = self.received_bytes
         LOG.info(
             "fetching %s: %d of %d bytes are there", desired.release.name, received, blob.bytes
@@ -75,7 +75,7 @@ class Downloads(Fetching):
         try:
             super().take(sha256, part, payload, now_s)
         except (TandemError, OSError) as error:
-            self._problem = _reason(error)
+            self._problem = download_problem(error)
 
     def look(self) -> Event | None:
         """Return how far a download is, that the whole bundle is on the disk, or why it ended."""
@@ -108,7 +108,7 @@ class Downloads(Fetching):
             self._store.populate(self._slots.state.idle, bundle, record)
             self._slots.save(slots.stage(self._slots.state, record))
         except (TandemError, OSError) as error:
-            return self._give_up(_reason(error))
+            return self._give_up(download_problem(error))
         self.remove()
         return Notice("unpacked")
 
@@ -117,5 +117,6 @@ class Downloads(Fetching):
         return Notice("fetch_failed", problem)
 
 
-def _reason(error: Exception) -> str:
+def download_problem(error: Exception) -> str:
+    """Return why bytes could not be fetched or kept."""
     return f"the disk failed: {error}" if isinstance(error, OSError) else str(error)

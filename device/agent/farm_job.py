@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from device.agent.child_process import TaskEnded, start_task
+from device.agent.downloads import download_problem
 from device.agent.memory_watch import default_limit_bytes
 from device.agent.operations import MAX_RESULT_BYTES, Job
 from device.errors import TandemError
@@ -77,7 +78,7 @@ class FarmJob:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._fetching.begin(job.kit)
         except (TandemError, OSError) as error:
-            self._problem = _said(error)
+            self._problem = download_problem(error)
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
         """Take a part of a blob that arrived; those of other blobs are dropped."""
@@ -85,7 +86,7 @@ class FarmJob:
             try:
                 self._fetching.take(sha256, part, payload, now_s)
             except (TandemError, OSError) as error:
-                self._problem = _said(error)
+                self._problem = download_problem(error)
 
     def advance(self, now_s: float, *, waited_for: bool) -> str:
         """Go on with the job; return why it must end, "" while it need not.
@@ -123,7 +124,7 @@ class FarmJob:
             kit = self._fetching.finish()
             work.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (TandemError, OSError) as error:
-            return _said(error)
+            return download_problem(error)
         self._end_task = start_task(
             command_id, (*job.command, str(kit)), put, limit_s=job.limit_s,
             max_bytes=MAX_RESULT_BYTES, memory_bytes=default_limit_bytes(),
@@ -139,7 +140,3 @@ class FarmJob:
             self._end_task()
         self._job = self._end_task = None
         self._fetching.remove()
-
-
-def _said(error: Exception) -> str:
-    return f"the disk failed: {error}" if isinstance(error, OSError) else str(error)

@@ -23,7 +23,7 @@ from device.engine.cuda_manifest import (
 )
 from device.engine.cuda_sizes import evaluate
 from device.engine.manifest import ARENA_ALIGNMENT, ITEM_BYTES, DimRange, Segment, TensorInfo
-from device.engine.manifest_facts import Facts
+from device.engine.manifest_facts import Facts, check_bytes_entry
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": the largest grid
 # along x, y and z, the most threads of a block, and the most shared memory of one (sm_90).
@@ -98,14 +98,7 @@ def _sizes(program: Cuda, where: str) -> Iterator[str]:
 
 def _entries(program: Cuda, facts: Facts, where: str) -> Iterator[str]:
     for name in (program.weights, *(kernel.cubin for kernel in program.kernels)):
-        entry = facts.entries.get(name)
-        if entry is None:
-            yield f"{where} names the entry {name!r}, which is missing"
-        elif (entry.dtype, len(entry.shape)) != ("uint8", 1):
-            yield (
-                f"{where} names the entry {name!r} of dtype {entry.dtype} and shape "
-                f"{list(entry.shape)}; it must be a row of uint8"
-            )
+        yield from check_bytes_entry(facts, name, where)
     for kernel in program.kernels:
         yield from _kernel(kernel, program.sm, where)
 

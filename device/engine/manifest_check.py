@@ -6,7 +6,7 @@ from math import isfinite
 from device.engine import cuda_check, frame_check, memory_check, tensorrt_check
 from device.engine.container import MAX_RANK, Entry
 from device.engine.manifest import FORMAT_VERSION, ITEM_BYTES, Manifest, Portable, largest_elements
-from device.engine.manifest_facts import Facts, gather_facts
+from device.engine.manifest_facts import Facts, check_bytes_entry, gather_facts
 from device.errors import EngineError
 
 MAX_COUNT = 100_000  # of anything in a list
@@ -164,16 +164,7 @@ def _entry_references(facts: Facts) -> Iterator[str]:
         for portable in segment.implementations:
             if not isinstance(portable, Portable):
                 continue
-            model = facts.entries.get(portable.model)
-            if model is None:
-                yield (
-                    f"segment {segment.name!r} names the entry {portable.model!r}, which is missing"
-                )
-            elif (model.dtype, len(model.shape)) != ("uint8", 1):
-                yield (
-                    f"segment {segment.name!r} has its model in the entry {portable.model!r} of "
-                    f"dtype {model.dtype} and shape {list(model.shape)}; it must be a row of uint8"
-                )
+            yield from check_bytes_entry(facts, portable.model, f"segment {segment.name!r}")
             for name in portable.weights:
                 if name not in facts.entries:
                     yield f"segment {segment.name!r} names the entry {name!r}, which is missing"

@@ -1,6 +1,6 @@
 """Look-up tables for the rules of a manifest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from device.engine.container import Entry
@@ -20,6 +20,18 @@ class Facts:
     segments: Mapping[str, Segment]
     made_by: Mapping[str, int]
     read_by: Mapping[str, tuple[int, ...]]
+
+
+def check_bytes_entry(facts: Facts, name: str, where: str) -> Iterator[str]:
+    """Yield what is wrong with an entry of bytes that `where` names."""
+    entry = facts.entries.get(name)
+    if entry is None:
+        yield f"{where} names the entry {name!r}, which is missing"
+    elif (entry.dtype, len(entry.shape)) != ("uint8", 1):
+        yield (
+            f"{where} names the entry {name!r} of dtype {entry.dtype} and shape "
+            f"{list(entry.shape)}; it must be a row of uint8"
+        )
 
 
 def gather_facts(manifest: Manifest, entries: Mapping[str, Entry]) -> Facts:

@@ -106,7 +106,7 @@ BROKEN: list[tuple[Path, object, str]] = [
     (
         ("segments", 0, "implementations", 0, "model"),
         "w1",
-        "model in the entry 'w1' of dtype float32 and shape [8, 3, 3, 3]; it must be a row",
+        "names the entry 'w1' of dtype float32 and shape [8, 3, 3, 3]; it must be a row",
     ),
     (
         ("segments", 0, "implementations", 0, "weights"),

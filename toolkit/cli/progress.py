@@ -73,7 +73,7 @@ class _Steps:
     def __init__(self, title: str, shares: Mapping[str, float]) -> None:
         self._title, self._shares = title, shares
         self._step, self._share = "", 0.0
-        self._began, self._began_cpu = time.monotonic(), _cpu_seconds()
+        self._began, self._began_cpu = time.monotonic(), cpu_seconds()
         starts = accumulate(shares.values(), initial=0.0)
         self._starts = dict(zip(shares, starts, strict=False))
         self._started = self._began
@@ -91,7 +91,7 @@ class _Steps:
         if step != self._step:
             passed = self.end()
             self._step = step
-            self._began, self._began_cpu = time.monotonic(), _cpu_seconds()
+            self._began, self._began_cpu = time.monotonic(), cpu_seconds()
             LOG.info("%s: %s", self._title, step)
         self._share = share
         return passed
@@ -100,7 +100,7 @@ class _Steps:
         """Return what the step took, "" if there was none; log it."""
         if not self._step:
             return ""
-        wall, cpu = time.monotonic() - self._began, _cpu_seconds() - self._began_cpu
+        wall, cpu = time.monotonic() - self._began, cpu_seconds() - self._began_cpu
         LOG.info("%s: %s took %.1f s, %.1f s of processor time", self._title, self._step, wall, cpu)
         return f"{self._title}: {self._step}, {wall:.0f} s"
 
@@ -137,7 +137,7 @@ def _lines(steps: _Steps) -> Iterator[Display]:
             thread.join()
 
 
-def _cpu_seconds() -> float:
-    """The processor time of this process and of its children that have ended."""
+def cpu_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

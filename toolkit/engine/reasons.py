@@ -16,7 +16,7 @@ from toolkit.dla.rules.meanings import MEANINGS as DLA_MEANINGS
 from toolkit.dla.rules.memory import CORE_RULES, LOADABLE_RULES
 from toolkit.dla.rules.notes import NOTES
 from toolkit.dla.rules.ops import NATIVE
-from toolkit.dla.rules.rule import FLOOR, NEWEST, Rule, S_contra, Version
+from toolkit.dla.rules.rule import FLOOR, NEWEST, Rule, S_contra, version_text
 from toolkit.errors import PlanError
 from toolkit.gpu.reasons import GPU_REASONS, gpu_reason
 from toolkit.partition.planning.meanings import LIMITS, SOURCES
@@ -110,9 +110,9 @@ def _applies(rule: Rule[S_contra]) -> str:
         parts.append(f"{rule.precisions[0].upper()} only")
     first, end = rule.tensorrt
     if first != FLOOR:
-        parts.append(f"TensorRT {_version(first)} and newer")
+        parts.append(f"TensorRT {version_text(first)} and newer")
     if end != NEWEST:
-        parts.append(f"TensorRT before {_version(end)}")
+        parts.append(f"TensorRT before {version_text(end)}")
     return "; ".join(parts)
 
 
@@ -120,10 +120,6 @@ def _names(ops: frozenset[str] | None) -> str:
     if ops is None:
         return "everything"
     return "every operator of the DLA" if ops == NATIVE else ", ".join(sorted(ops))
-
-
-def _version(version: Version) -> str:
-    return ".".join(map(str, version))
 
 
 def _planner() -> tuple[Entry, ...]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from device.errors import ProfileError
 from device.profile import Profile, dla_era, load_jetpacks, load_profile
-from toolkit.dla.rules.rule import Version, parse_version
+from toolkit.dla.rules.rule import Version, parse_version, version_text
 from toolkit.errors import BuildError
 
 Era = Literal["implicit", "explicit"]
@@ -63,7 +63,7 @@ def releases_of(profile: Profile) -> tuple[Release, ...]:
         versions = ", ".join(row.version for row in releases)
         raise BuildError(
             f"{profile.name} has TensorRT {versions}, and exports begin with "
-            f"{_text(FIRST)} (JetPack 5.1)."
+            f"{version_text(FIRST)} (JetPack 5.1)."
         )
     return tuple(taken)
 
@@ -82,18 +82,14 @@ def profile_of(name: str) -> Profile:
 def _release(version: Version, jetpacks: list[str]) -> Release:
     shown = jetpacks[0] if len(jetpacks) == 1 else f"{jetpacks[0]} to {jetpacks[-1]}"
     return Release(
-        version=_text(version),
+        version=version_text(version),
         era="implicit" if version < FIRST_EXPLICIT else "explicit",
         jetpack=shown,
         max_opset=next((opset for first, opset in reversed(MAX_OPSETS) if version >= first), 13),
-        has_dla=dla_era(_text(version)) != "none",
+        has_dla=dla_era(version_text(version)) != "none",
     )
 
 
 def _three(text: str) -> Version:
     """Return a version of three numbers: JetPack's tables say 10.3 and 8.5.2.2, too."""
     return (*parse_version(text), 0, 0)[:3]
-
-
-def _text(version: Version) -> str:
-    return ".".join(map(str, version))

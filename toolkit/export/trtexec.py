@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from device.engine.manifest import Dim, DimRange
+from toolkit.dla.rules.rule import version_text
 from toolkit.errors import BuildError
 from toolkit.export.joined_network import Network
 from toolkit.export.releases import Release
@@ -108,8 +109,8 @@ def _problem(network: Network, release: Release, dla_core: int | None) -> str:
 
 def _known(flag: str) -> str:
     first, end = FLAGS[flag]
-    text = f"it came with {'.'.join(map(str, first))}"
-    return text if end is None else f"{text} and went with {'.'.join(map(str, end))}"
+    text = f"it came with {version_text(first)}"
+    return text if end is None else f"{text} and went with {version_text(end)}"
 
 
 def _no_run(release: Release) -> str:

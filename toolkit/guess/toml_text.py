@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from pipelines.config import ModelConfig, PreprocessConfig
+from pipelines.decode_config import DecodeConfig
 from toolkit.guess.facts import ModelFacts
 from toolkit.guess.proposal import Candidate, Proposal, preprocess_of
 
@@ -16,13 +17,7 @@ NUMBERS = 9  # significant digits: 1/255 as 0.00392156863
 
 def settings_text(facts: ModelFacts, candidate: Candidate, prefix: str = "") -> str:
     """Return [preprocess] and [decode]; `prefix`: of their names, such as "models."."""
-    preprocess = preprocess_of(facts, candidate)
-    decode = candidate.decode
-    kind = f"kind = {_value(candidate.kind)}\n"
-    return (
-        f"[{prefix}preprocess]\n{_table(preprocess, ALWAYS)}\n[{prefix}decode]\n{kind}"
-        f"{_table(decode, _names_of(decode))}"
-    )
+    return _settings_text(preprocess_of(facts, candidate), candidate.decode, prefix)
 
 
 def guessed_text(
@@ -36,11 +31,13 @@ def guessed_text(
 
 def model_settings_text(model: ModelConfig, prefix: str = "") -> str:
     """Return [preprocess] and [decode] of a model.toml; `prefix`: as of `settings_text`."""
-    decode = model.decode
-    kind = f"kind = {_value(decode.__struct_config__.tag)}\n"
+    return _settings_text(model.preprocess, model.decode, prefix)
+
+
+def _settings_text(preprocess: PreprocessConfig, decode: DecodeConfig, prefix: str) -> str:
     return (
-        f"[{prefix}preprocess]\n{_table(model.preprocess, ALWAYS)}\n[{prefix}decode]\n{kind}"
-        f"{_table(decode, _names_of(decode))}"
+        f"[{prefix}preprocess]\n{_table(preprocess, ALWAYS)}\n[{prefix}decode]\n"
+        f"kind = {_value(decode.__struct_config__.tag)}\n{_table(decode, _names_of(decode))}"
     )
 
 

@@ -18,7 +18,7 @@ from toolkit.cli.actions.cached_build import build_cached, from_cache, names_fil
 from toolkit.cli.command import parsed
 from toolkit.cli.commands.build import Build
 from toolkit.cli.commands.build_all import BuildAll
-from toolkit.cli.progress import progress_bar
+from toolkit.cli.progress import cpu_seconds, progress_bar
 from toolkit.errors import BuildError, WorkersError
 from toolkit.html.markup import table
 from toolkit.html.page import page, write_page
@@ -112,7 +112,7 @@ def build_group(text: str, cache: str) -> bytes:
 
 def _cached(cell: _Cell) -> Row | None:
     """Return the row of an engine that was built before, which is written; else None."""
-    began = _cpu_s()
+    began = cpu_seconds()
     with suppress(Exception), parsed(Build, cell.words) as options:
         refuse(options)
         Path(cell.row.engine).parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def _cached(cell: _Cell) -> Row | None:
 
 
 def _built(cell: _Cell, measured: "dict[str, Ranges]") -> Row:
-    began = _cpu_s()
+    began = cpu_seconds()
     try:
         with parsed(Build, cell.words) as options:
             refuse(options)
@@ -141,7 +141,7 @@ def _built(cell: _Cell, measured: "dict[str, Ranges]") -> Row:
 
 def _done(row: Row, how: str, began: float) -> Row:
     size = Path(row.engine).stat().st_size
-    return msgspec.structs.replace(row, how=how, bytes=size, cpu_s=round(_cpu_s() - began, 3))
+    return msgspec.structs.replace(row, how=how, bytes=size, cpu_s=round(cpu_seconds() - began, 3))
 
 
 def _groups(path: Path) -> dict[tuple[str, str], list[_Cell]]:
@@ -196,8 +196,3 @@ def _report(rows: list[Row], options: BuildAll) -> None:
     for line in (head, *cells):
         click.echo("  ".join(map(str.ljust, line, widths)).rstrip())
     click.echo(lead)
-
-
-def _cpu_s() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system

@@ -7,7 +7,7 @@ from typing import Literal
 from device.engine.manifest import Precision
 from device.profile import Dla
 from toolkit.dla.rules.notes import Note, notes_on
-from toolkit.dla.rules.rule import Certainty, Fact, Rule, S_contra, Situation
+from toolkit.dla.rules.rule import Certainty, Fact, Rule, S_contra, Situation, version_text
 from toolkit.dla.rules.verdicts import RULES, situation_of
 from toolkit.graph.node_view import NodeView
 
@@ -110,7 +110,7 @@ _HEADINGS: tuple[tuple[Status, str], ...] = (
 def render_explanation(explanation: Explanation) -> str:
     """Return an explanation as text: refusals, then fulfilled rules, then the others."""
     situation = explanation.situation
-    version = ".".join(map(str, situation.tensorrt))
+    version = version_text(situation.tensorrt)
     lines = [
         f"{explanation.node} ({explanation.op}) on DLA {situation.generation}, "
         f"{situation.precision}, TensorRT {version}: {_summary(explanation)}"

@@ -178,7 +178,7 @@ class Rule(Generic[S_contra]):
         if situation.generation not in self.generations:
             return f"DLA {situation.generation}"
         if not first <= situation.tensorrt < end:
-            return f"TensorRT {'.'.join(map(str, situation.tensorrt))}"
+            return f"TensorRT {version_text(situation.tensorrt)}"
         return ""
 
     def broken(self, subject: S_contra) -> Fact | None:
@@ -214,6 +214,11 @@ class Verdict:
     reason: str
     hint: str
     certainty: Certainty = "documented"
+
+
+def version_text(version: Version) -> str:
+    """Return a version as text: 8.5.2."""
+    return ".".join(map(str, version))
 
 
 def parse_version(text: str) -> Version:
