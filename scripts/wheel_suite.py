@@ -25,9 +25,6 @@ ROOT = Path(__file__).parents[1]
 # What reads the checkout, and can't run without it: folders, files, tests.
 READS_THE_CHECKOUT = {
     "tests/repository": "the repository itself",
-    "tests/boards/test_doctor.py::test_a_distribution_with_the_same_folder_names_is_found": (
-        "packages at the top, which a wheel has not"
-    ),
     "tests/boards/test_flash_messages.py": "texts in the sources, by their folders",
     "tests/boards/test_provision.py::test_a_wheel_is_built_beside_an_old_setuptools": "a build",
     "tests/boards/test_provision.py::test_a_wheel_is_built_with_what_pyproject_asks_for": "a build",

@@ -329,9 +329,14 @@ def test_a_host_is_not_asked_for_jetson_elements(tmp_path: Path) -> None:
 
 def test_a_distribution_with_the_same_folder_names_is_found(tmp_path: Path) -> None:
     owners = {name: ["tandem_edge", "tandem-edge"] for name in {"tandem", *NAMES}}
-    host = replace(machine(tmp_path), distributions={**owners, "device": ["tandem-edge", "other"]})
-    row = check("distribution", host)
-    assert (row.status, row.found) == ("missing", "other also ships device/")
+    owners["tandem"].append("tandem-edge-demo")  # models and pictures, below tandem/configs
+    host = replace(machine(tmp_path), distributions=owners)
+    assert check("distribution", host).status == "ok"
+    name = NAMES[0]
+    row = check(
+        "distribution", replace(host, distributions={**owners, name: ["tandem-edge", "other"]})
+    )
+    assert (row.status, row.found) == ("missing", f"other also ships {name}/")
     assert row.stops("board")
 
 

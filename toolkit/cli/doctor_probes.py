@@ -22,6 +22,7 @@ from toolkit.machine import Machine
 Status = Literal["ok", "warning", "missing"]
 
 DISTRIBUTION = "tandem-edge"
+OURS = {DISTRIBUTION, "tandem-edge-demo"}
 LOW_DISK_BYTES = 2_000_000_000
 FULL_DISK_BYTES = 200_000_000
 DLA_COMPILERS = (
@@ -88,7 +89,7 @@ def distribution(machine: Machine) -> Finding:
         package: {name.lower().replace("_", "-") for name in machine.distributions.get(package, ())}
         for package in {"tandem", *NAMES}
     }
-    strangers = {package: sorted(names - {DISTRIBUTION}) for package, names in owners.items()}
+    strangers = {package: sorted(names - OURS) for package, names in owners.items()}
     clashes = [f"{', '.join(names)} also ships {p}/" for p, names in strangers.items() if names]
     if clashes:
         return Finding("missing", "; ".join(clashes))
