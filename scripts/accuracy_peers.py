@@ -6,15 +6,18 @@ Models and samples are those of `scripts/accuracy_models.py`; every seed draws o
 gets the graph as Tandem imports it and the samples for the ranges, and writes a Q/DQ model, which
 onnxruntime runs on the samples that judge. NNCF (preset performance) and AIMET (INT8 both) run in
 environments of their own, by the Python that `--peer` names; onnxruntime's quantiser with min-max,
-in the form of TensorRT. Tandem is `auto`, which keeps nodes in floating point; peers keep none but
-by their own rules. Figures are the SQNR of the worst output in dB.
+in the form of TensorRT. Tandem is `auto`, which keeps nodes in floating point; peers are told to
+keep the same, so that the share of the multiplications in floating point is that of Tandem, or more
+by rules of their own. Figures are the SQNR of the worst output in dB.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +27,7 @@ import onnxruntime as ort
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from device.errors import TandemError
 from device.runtime.exact_products import exact_session
 from scripts.accuracy_models import (
     SCENES,
@@ -31,8 +35,8 @@ from scripts.accuracy_models import (
     Subject,
     _only,
     _run,
+    _silent,
     draw,
-    measure,
     read_pictures,
     subjects,
 )
@@ -41,34 +45,72 @@ from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.loss.judge import judge
 from toolkit.quantize.loss.parts import split_outputs
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
 from toolkit.quantize.trials.trial import TrialModel
 
 TANDEM, ORT = "Tandem", "onnxruntime"
 _READ = """
-import sys, numpy as np, onnx
-model, data = onnx.load(sys.argv[1]), np.load(sys.argv[2])
+import json, sys, numpy as np, onnx
+model, data, floats = onnx.load(sys.argv[1]), np.load(sys.argv[2]), json.loads(sys.argv[4])
 names = [value.name for value in model.graph.input]
 count = len(data[names[0]])
 samples = [{name: data[name][i] for name in names} for i in range(count)]
 """
-PEERS: Mapping[str, str] = {
-    "nncf": _READ
-    + """
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A quantiser in an environment of its own.
+
+    `program` reads model.onnx, samples.npz and the nodes that stay in floating point (JSON), and
+    writes a Q/DQ model.
+    """
+
+    package: str
+    module: str
+    program: str
+
+
+PEERS: Mapping[str, Peer] = {
+    "nncf": Peer(
+        "nncf==3.4.0",
+        "nncf",
+        _READ
+        + """
 import nncf
 performance = nncf.QuantizationPreset.PERFORMANCE
-made = nncf.quantize(model, nncf.Dataset(samples), preset=performance, subset_size=count)
-onnx.save(made, sys.argv[3])
+quantized = nncf.quantize(
+    model,
+    nncf.Dataset(samples),
+    preset=performance,
+    subset_size=count,
+    ignored_scope=nncf.IgnoredScope(names=floats, validate=False),
+)
+onnx.save(quantized, sys.argv[3])
 """,
-    "aimet": _READ
-    + """
+    ),
+    "aimet": Peer(
+        "aimet-onnx==2.42.0",
+        "aimet_onnx",
+        _READ
+        + """
 from aimet_onnx.quantsim import QuantizationSimModel
 providers = ["CPUExecutionProvider"]
 sim = QuantizationSimModel(
     model, param_type="int8", activation_type="int8", dummy_input=samples[0], providers=providers
 )
+operations = sim.connected_graph.ordered_ops
+int8 = [operation for operation in operations if operation.name not in floats]
+read = {tensor.name for operation in int8 for tensor in operation.inputs}
+for operation in operations:
+    if operation.name in floats:
+        for tensor in (*operation.inputs, *operation.outputs):
+            if tensor.name in sim.qc_quantize_op_dict and tensor.name not in read:
+                sim.qc_quantize_op_dict[tensor.name].enabled = False
 sim.compute_encodings(samples)
 onnx.save(sim.to_onnx_qdq(), sys.argv[3])
 """,
+    ),
 }
 
 
@@ -84,45 +126,81 @@ def main() -> None:
     parser.add_argument("--judges", type=int, default=8)
     arguments = parser.parse_args()
     pythons = dict(peer.split("=", 1) for peer in arguments.peer)
-    if unknown := sorted(pythons.keys() - PEERS.keys()):
-        sys.exit(f"--peer {unknown[0]} is none of {', '.join(PEERS)}")
+    _check_peers(pythons)
     pictures = read_pictures(SCENES)
-    names = (TANDEM, ORT, *pythons)
+    names = ("in float", TANDEM, ORT, *pythons)
     print(f"| model | seed | {' | '.join(names)} |\n|---|--:|{'--:|' * len(names)}", flush=True)
     for subject in subjects(arguments.models):
         for seed in arguments.seeds:
             count = arguments.samples + arguments.judges
             samples = draw(subject.inputs, pictures, count, seed)
             parts = samples[: arguments.samples], samples[arguments.samples :]
-            figures = compare(subject, pythons, *parts)
-            cells = (text if isinstance(text, str) else f"{text:.1f}" for text in figures)
-            print(f"| {subject.name} | {seed} | {' | '.join(cells)} |", flush=True)
+            try:
+                row = compare(subject, pythons, *parts)
+            except TandemError as err:
+                print(f"| {subject.name} | {seed} | {err} |{' |' * len(names[1:])}", flush=True)
+                continue
+            cells = (text if isinstance(text, str) else f"{text:.1f}" for text in row.figures)
+            share = f"{row.float_share:.1%}"
+            print(f"| {subject.name} | {seed} | {share} | {' | '.join(cells)} |", flush=True)
+
+
+def _check_peers(pythons: Mapping[str, str]) -> None:
+    """End with a sentence if a peer is unknown or its Python does not have it."""
+    for name, python in pythons.items():
+        if name not in PEERS:
+            sys.exit(f"--peer {name} is none of {', '.join(PEERS)}")
+        peer = PEERS[name]
+        try:
+            subprocess.run([python, "-c", f"import {peer.module}"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            sys.exit(
+                f"--peer {name}: {python} cannot import {peer.module}. Make an environment for it: "
+                f"`python -m venv {name} && {name}/bin/pip install {peer.package}`, and give "
+                f"`--peer {name}={name}/bin/python`."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """`figures`: the SQNR in dB of Tandem, onnxruntime and the peers, or why there is none.
+
+    `float_share`: of the multiplications, in floating point for all of them.
+    """
+
+    figures: tuple[float | str, ...]
+    float_share: float
 
 
 def compare(
     subject: Subject, pythons: Mapping[str, str], calibration: list[Sample], judges: list[Sample]
-) -> list[float | str]:
-    """Return the SQNR in dB of Tandem, onnxruntime and the peers, or why there is none."""
+) -> Compared:
+    """Quantise a model by Tandem, onnxruntime and the peers, and judge each.
+
+    Raises TandemError: Tandem cannot calibrate it.
+    """
     imported = import_model(subject.path, shapes={item.name: item.shape for item in subject.inputs})
     graph, _ = run_passes(imported.model)
     plain = TrialModel(graph)
     feeds = {str(value.name) for value in graph.graph.inputs}
     fed, unseen = ([_only(sample, feeds) for sample in part] for part in (calibration, judges))
     exact = [_run(plain, {}, sample, frozenset(plain.nodes)) for sample in unseen]
-    (row,) = measure(subject, ["auto"], calibration, judges)
-    figures: list[float | str] = [row.error or row.sqnr_db]
+    ranges = measure_ranges(graph, fed, imported.sha256, RangeOptions("auto"), _silent)
+    figures: list[float | str] = [_sqnr_db(plain, exact, _results(ranges, unseen))]
     with tempfile.TemporaryDirectory() as folder:
         model, data = Path(folder, "model.onnx"), Path(folder, "data.npz")
         onnx.save(ir.to_proto(graph), model)
         arrays = {name: np.stack([sample[name] for sample in fed]) for name in sorted(feeds)}
         np.savez(data, **arrays)  # type: ignore[arg-type]  # NumPy's stubs take no mapping
+        floats = sorted(ranges.fit.keep_float)
         for name in (ORT, *pythons):
             written = Path(folder, f"{name}.onnx")
             try:
                 if name == ORT:
-                    _quantize_static(model, fed, written)
+                    _quantize_static(model, fed, floats, written)
                 else:
-                    command = [pythons[name], "-c", PEERS[name], *map(str, (model, data, written))]
+                    paths = map(str, (model, data, written))
+                    command = [pythons[name], "-c", PEERS[name].program, *paths, json.dumps(floats)]
                     subprocess.run(command, check=True, capture_output=True, text=True)
                 session = exact_session(str(written), ort.SessionOptions())
             except subprocess.CalledProcessError as err:
@@ -131,12 +209,24 @@ def compare(
             outputs = [output.name for output in session.get_outputs()]
             results = (dict(zip(outputs, session.run(None, s), strict=True)) for s in unseen)
             actual = [split_outputs(plain.parts, one) for one in results]
-            losses = judge(plain.parts, exact, actual, basis="held out").losses
-            figures.append(min(loss.value for loss in losses if loss.metric.unit == "dB"))
-    return figures
+            figures.append(_sqnr_db(plain, exact, actual))
+    return Compared(tuple(figures), 0.0 if ranges.kept is None else ranges.kept.float_share)
 
 
-def _quantize_static(model: Path, samples: Sequence[Sample], written: Path) -> None:
+def _results(ranges: Ranges, samples: Sequence[Sample]) -> list[Sample]:
+    fit = ranges.fit
+    return [_run(fit.trial, fit.ranges, sample, fit.keep_float) for sample in samples]
+
+
+def _sqnr_db(plain: TrialModel, exact: Sequence[Sample], actual: Sequence[Sample]) -> float:
+    """Return the SQNR of the worst output in dB."""
+    losses = judge(plain.parts, exact, actual, basis="held out").losses
+    return min(loss.value for loss in losses if loss.metric.unit == "dB")
+
+
+def _quantize_static(
+    model: Path, samples: Sequence[Sample], floats: Collection[str], written: Path
+) -> None:
     """Write what onnxruntime's quantiser makes, by min-max in the form of TensorRT."""
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, quantize_static
 
@@ -151,6 +241,7 @@ def _quantize_static(model: Path, samples: Sequence[Sample], written: Path) -> N
         model,
         written,
         Reader(),
+        nodes_to_exclude=list(floats),
         calibrate_method=CalibrationMethod.MinMax,
         **PEER_FORMS[SYMMETRIC],
     )
