@@ -88,7 +88,7 @@ def test_a_board_is_asked_for_it_as_it_is_set_up() -> None:
 @pytest.mark.slow
 def test_the_commands_of_the_page_install_the_agent(tmp_path: Path) -> None:
     text = (ROOT / "docs/board.md").read_text()
-    blocks = re.findall(r"```console\n(.*?)```", text.partition("## agent.toml")[0], re.DOTALL)
+    blocks = re.findall(r"```console\n(.*?)```", text.partition("### Debian package")[0], re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     assert lines[0] == "host$ pip wheel --no-deps -w dist ."
     commands = [line.removeprefix("board$ ") for line in lines if line.startswith("board$ ")]
