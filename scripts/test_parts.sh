@@ -99,6 +99,7 @@ debian_packages=(
     shellcheck
     sudo
     systemd
+    valgrind
 )
 
 install_debian_packages() {

@@ -114,12 +114,12 @@ def parse_head(content: bytes) -> RequestHead:
         request.model_name, request.model_version, request.id, _parameters(request.parameters),
         [
             (
-                one.name, one.datatype, tuple(one.shape), _parameters(one.parameters),
-                one if one.HasField("contents") else None,
+                tensor.name, tensor.datatype, tuple(tensor.shape), _parameters(tensor.parameters),
+                tensor if tensor.HasField("contents") else None,
             )
-            for one in request.inputs
+            for tensor in request.inputs
         ],
-        [RequestedOutput(one.name, _parameters(one.parameters)) for one in request.outputs],
+        [RequestedOutput(row.name, _parameters(row.parameters)) for row in request.outputs],
     )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _parameters(rows: Any) -> dict[str, Parameter]:  # noqa: ANN401
 
 def encode_response(response: InferResponse) -> bytes:
     """Return the bytes of a ModelInferResponse."""
-    outputs = tuple([(one.name, one.datatype, one.shape, one.place) for one in response.outputs])
+    outputs = tuple([(row.name, row.datatype, row.shape, row.place) for row in response.outputs])
     parts: list[bytes | memoryview] = [
         _response_head(response.model, response.version, response.id, outputs)
     ]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -120,8 +121,8 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
 
     def refit(changed: ir.Model, rows: object) -> Fit:
         figures = {name: value - loss for name, value in plain.sqnr_db.items()}
-        double = SimpleNamespace(errors=errors)
-        return replace(plain, graph=changed, sqnr_db=figures, noise=double)  # type: ignore[arg-type]
+        double: Any = SimpleNamespace(errors=errors)
+        return replace(plain, graph=changed, sqnr_db=figures, noise=double)
 
     result, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)
     kept = not reason

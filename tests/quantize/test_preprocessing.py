@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cuda_double
 import cv2
@@ -647,6 +648,7 @@ def test_what_is_assumed_stands_at_the_end_and_strict_refuses_it(
 
 
 def test_a_folder_without_a_name_has_no_file_beside_it() -> None:
-    ranges = SimpleNamespace(preprocessing=SimpleNamespace(assumed=("mean",), in_words="RGB"))
-    (line,) = assumed_lines(ranges, Path("."))  # type: ignore[arg-type]
+    preprocessing = SimpleNamespace(assumed=("mean",), in_words="RGB")
+    ranges: Any = SimpleNamespace(preprocessing=preprocessing)
+    (line,) = assumed_lines(ranges, Path("."))
     assert "`tandem build --preprocess`" in line

@@ -209,7 +209,11 @@ _FRAME = ("header of ", "after ", "end")
 
 
 def fetch_bytes(base: Path, bundle: Path) -> FetchBytes:
-    """Return what a board with `base` in its slot fetches for `bundle`. Raises BundleError."""
+    """Return what a board with `base` in its slot fetches for `bundle`. Raises BundleError.
+
+    Nothing is estimated: the bundle is cut as the server cuts it, the other one as the board cuts
+    what is in its slots, and differences are encoded as the server sends them.
+    """
     blob = Blob(bundle)
     try:
         base_file = FileBytes(base)
