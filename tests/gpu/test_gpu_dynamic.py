@@ -96,7 +96,7 @@ def test_sequences_of_any_length_in_the_range(name: str, rng: Rng) -> None:
     check(SEQUENCES[name](rng), ROWS, rng)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "fp16"])
 def test_a_residual_network_takes_images_of_any_size(precision: str, rng: Rng) -> None:
     check(residual_network(rng), IMAGE_DIMS, rng, precision)
 

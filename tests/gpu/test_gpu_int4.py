@@ -1,5 +1,6 @@
 """Products with weights of 4 bits: interpreted on the CPU against onnxruntime, and compiled."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -125,23 +126,36 @@ def check(product: Product, rng: np.random.Generator, choose: Choose | None = No
     return kernels
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize("rows", [1, 3, 20])
+SIZES = list(itertools.product([1, 3, 20], [16, 32, 64, 128, 256], [True, False]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "block", "symmetric"),
+    [pytest.param(*size, marks=[pytest.mark.slow] * (at % 4 > 0)) for at, size in enumerate(SIZES)],
+)
 def test_products_of_every_block_size(
     rows: int, block: int, symmetric: bool, rng: np.random.Generator
 ) -> None:
     check(Product((rows, 300), 40, block, symmetric), rng)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 20])
+@pytest.mark.parametrize(
+    "rows", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8)), 20]
+)
 def test_every_tactic_gives_the_product(rows: int, rng: np.random.Generator) -> None:
     kernels = check(Product((rows, 512), 24, 32), rng, every)
     assert {"int4_gemm", "split_k_reduce"} <= set(kernels)
     assert ("int4_matrix_vector" in kernels) == (rows <= 8)
 
 
-@pytest.mark.parametrize("shape", [(1, 96), (2, 3, 96), (5, 96)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 96),
+        (2, 1, 96),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ((2, 3, 96), (5, 96))),
+    ],
+)
 def test_the_epilogue_is_that_of_other_products(
     shape: tuple[int, ...], rng: np.random.Generator
 ) -> None:

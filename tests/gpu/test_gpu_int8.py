@@ -172,7 +172,7 @@ def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None
 
 @pytest.mark.parametrize("sm", [87, 90])
 def test_every_tactic_of_a_convolution_has_the_same_bits(sm: int, rng: np.random.Generator) -> None:
-    graph = Graph(rng, {"x": (2, 48, 6, 7)})
+    graph = Graph(rng, {"x": (2, 48, 3, 4)})
     x = graph.rounded("x")
     c = graph.product("Conv", x, (48, 48, 3, 3), bias="int32", pads=[1, 1, 1, 1])
     total = graph.rounded(graph.add("Relu", graph.add("Add", graph.rounded(c), x)))
