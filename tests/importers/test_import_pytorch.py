@@ -40,7 +40,7 @@ def saved(module: torch.nn.Module, path: Path, *inputs: torch.Tensor) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet")) for name in NETWORKS],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "mobilenet_v3")) for name in NETWORKS],
 )
 def test_a_network_as_module_and_as_pt2_computes_what_torch_computes(
     name: str, tmp_path: Path

@@ -130,7 +130,7 @@ def test_a_busy_machine_finds_the_same_order():
     assert replace(busy, seconds=0.0) == replace(idle, seconds=0.0)
 
 
-@pytest.mark.parametrize("seed", [None, 3788355689])
+@pytest.mark.parametrize("seed", [pytest.param(None, marks=pytest.mark.slow), 3788355689])
 def test_more_switches_are_never_worse(rng, seed):
     """Of graphs with branches, in little time: each search begins with the best one before.
 

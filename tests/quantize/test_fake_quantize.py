@@ -151,7 +151,7 @@ def differences(
     return [np.concatenate(parts) for parts in zip(*by_sample, strict=True)]
 
 
-@pytest.mark.parametrize("kind", [Residual, Gated])
+@pytest.mark.parametrize("kind", [Residual, pytest.param(Gated, marks=pytest.mark.slow)])
 def test_on_a_dla_every_number_is_the_engines(kind: type[torch.nn.Module], tmp_path: Path) -> None:
     network = prepared(kind, BOARD, ALL_ON_DLA)
     before = differences(network, tmp_path, BOARD, ALL_ON_DLA)
@@ -168,7 +168,9 @@ def test_the_numbers_are_the_dlas_and_not_those_of_onnxruntime(tmp_path: Path) -
     assert np.count_nonzero(maps) > 0.01 * maps.size
 
 
-@pytest.mark.parametrize("profile", ["orin-nano-8gb", "laptop"])
+@pytest.mark.parametrize(
+    "profile", ["orin-nano-8gb", pytest.param("laptop", marks=pytest.mark.slow)]
+)
 def test_elsewhere_only_values_next_to_a_half_round_to_the_other_side(
     profile: str, tmp_path: Path
 ) -> None:

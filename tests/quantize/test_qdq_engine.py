@@ -133,7 +133,9 @@ def test_every_tensor_is_within_a_step_of_the_engine_from_the_same_operands(
     assert differing <= sum(steps.size for steps in apart.values()) / 1000
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "detector")) for name in CASES]
+)
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_end_to_end_the_forms_of_tensorrt_are_as_near_to_the_engine_as_to_float(
     tmp_path: Path, rng: np.random.Generator, name: str, target: str

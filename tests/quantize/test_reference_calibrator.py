@@ -111,7 +111,13 @@ def observed(case, rng):
     return seen, seen.counts[:used], np.arange(used + 1) * seen.width
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize(
+    "case",  # of a heavy tail the reference takes seconds
+    [
+        pytest.param(case, marks=[pytest.mark.slow] * (case == "heavy-tail"))
+        for case in sorted(CASES)
+    ],
+)
 def test_on_the_same_bins_the_entropy_threshold_is_that_of_the_reference(case, rng):
     seen, counts, edges = observed(case, rng)
     ours, reference = choose_amax(seen, "entropy"), reference_entropy(counts, edges)
