@@ -73,7 +73,7 @@ def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
     plain = measure(path, data, RangeOptions("minmax", equalise="off"))
     result = measure(path, data, RangeOptions("minmax", equalise="auto"))
     (outcome,) = result.corrections
-    assert outcome.kept
+    assert outcome.applied
     assert outcome.worst is not None
     assert outcome.worst.gain > 6
     assert result.judgement.basis == "held out"
@@ -126,7 +126,7 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
 
     result, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)
     kept = not reason
-    assert (outcome.kept, bool(rows), result is not plain) == (kept, kept, kept)
+    assert (outcome.applied, bool(rows), result is not plain) == (kept, kept, kept)
     assert outcome.reason == reason.strip("-")
     assert outcome.worst is not None
     assert outcome.worst.gain == pytest.approx(-loss)
@@ -141,7 +141,7 @@ def test_a_correction_that_breaks_a_budget_is_left_out(
     after, outcome = try_bias_correction(
         table, before, "on", samples=noise(rng, 2), forbidden=lambda end: why_not
     )
-    assert outcome.kept == (not why_not)
+    assert outcome.applied == (not why_not)
     assert (after is before) == bool(why_not)
     assert outcome.reason == why_not
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason(
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     result = measure(path, data(rng), RangeOptions("auto"))
-    assert [outcome.kept for outcome in result.corrections] == [False, False]
+    assert [outcome.applied for outcome in result.corrections] == [False, False]
     assert ranges_text(result).count(message) == 2
 
 

@@ -30,7 +30,7 @@ from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.ranges import first_layer
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, half_remark, measure_ranges
 from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
-from toolkit.quantize.trials.keep import Kept
+from toolkit.quantize.trials.keep import FloatNodes
 
 Samples = list[dict[str, np.ndarray]]
 
@@ -106,12 +106,12 @@ def test_a_larger_share_is_proposed_where_less_was_allowed(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     ranges = measured(lopsided(tmp_path / "m.onnx", rng), samples(rng, 12), PLAIN)
-    kept = ranges.kept
+    kept = ranges.float_nodes
     assert kept is not None
     missed = replace(kept.search, most_added=-1.0)
     for most_float, proposed in ((0.5, True), (0.75, False), (1.0, False)):
         tried = replace(kept, search=missed, most_float=most_float)
-        text = ranges_text(replace(ranges, kept=tried))
+        text = ranges_text(replace(ranges, float_nodes=tried))
         assert f"{100 * most_float:g} % of the multiplications leave less than 50 %" in text
         assert ("a larger share may lose less" in text) is proposed
 
@@ -122,7 +122,7 @@ def test_nodes_that_give_nan_share_the_error() -> None:
         for node, cost in (("a", math.inf), ("b", 2.0), ("c", math.inf))
     )
     search = BudgetResult(frozenset("abc"), 0.0, 0.0, 0.0, 0.0, 0.0, costs, (), complete=True)
-    kept = Kept(search, Judgement((), 1, "seen"), 1, apart=True, most_float=0.5)
+    kept = FloatNodes(search, Judgement((), 1, "seen"), 1, apart=True, most_float=0.5)
     assert kept.error_shares() == {"a": 0.5, "b": 0.0, "c": 0.5}
 
 
@@ -130,8 +130,8 @@ def test_few_samples_choose_and_judge_and_the_report_says_so(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     ranges = measured(lopsided(tmp_path / "m.onnx", rng), samples(rng, 4), PLAIN)
-    assert ranges.kept is not None
-    assert not ranges.kept.apart
+    assert ranges.float_nodes is not None
+    assert not ranges.float_nodes.apart
     assert "those that judge among them" in ranges_text(ranges)
 
 
@@ -155,7 +155,7 @@ def test_nothing_is_kept_where_all_targets_are_met_or_a_method_is_named(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path, data = lopsided(tmp_path / "m.onnx", rng), samples(rng, 8)
-    assert measured(path, data, RangeOptions("minmax")).kept is None
+    assert measured(path, data, RangeOptions("minmax")).float_nodes is None
     easy = save(
         tmp_path / "easy.onnx",
         [helper.make_node("Conv", ["x", "w"], ["y"], "conv")],
@@ -164,7 +164,7 @@ def test_nothing_is_kept_where_all_targets_are_met_or_a_method_is_named(
         {"w": rng.normal(size=(4, 3, 1, 1)).astype(np.float32)},
     )
     ranges = measured(easy, data, PLAIN)
-    assert ranges.kept is None
+    assert ranges.float_nodes is None
     assert ranges.table.keep_float == ()
 
 
@@ -176,7 +176,7 @@ def test_a_build_says_what_the_kept_nodes_cost(tmp_path: Path, rng: np.random.Ge
     assert "us a frame predicted" in note
     assert "makes" in result.kept["head"]
     gains = {row.node: row for row in result.gains}
-    assert [row.kept for row in gains.values()] == ["", result.kept["head"]]
+    assert [row.why_float for row in gains.values()] == ["", result.kept["head"]]
     assert sum(row.error_share or 0.0 for row in gains.values()) == pytest.approx(1.0)
     assert all(row.int8_us > 0 and row.half_us > 0 for row in gains.values())
     with open_engine(out) as engine:

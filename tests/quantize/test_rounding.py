@@ -145,7 +145,7 @@ def test_a_calibration_rounds_where_it_helps_and_its_table_makes_the_same_model(
         for switch in ("off", "on")
     )  # fmt: skip
     (outcome,) = rounded.corrections
-    assert outcome.kept
+    assert outcome.applied
     assert outcome.worst is not None
     assert outcome.worst.gain > 0.5
     assert rounded.sqnr_db["y"] == pytest.approx(outcome.worst.after)
