@@ -146,4 +146,4 @@ def test_text_of_lines_is_read_again_in_int8() -> None:
     row = measure(replace(subject, calibrating=8, judging=12), "minmax")
     assert row.error == ""
     assert row.items == 12
-    assert 0 < row.kept <= 12
+    assert 0 < row.matched <= 12
