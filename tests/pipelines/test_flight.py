@@ -356,9 +356,9 @@ def test_what_a_batch_took_is_free_once_its_results_are_forgotten() -> None:
 
     class Counted(Watched):
         def infer(self, feeds: Feeds) -> dict[str, NDArray[np.float32]]:
-            made = super().infer(feeds)
-            outputs.extend(map(weakref.ref, made.values()))
-            return made
+            result = super().infer(feeds)
+            outputs.extend(map(weakref.ref, result.values()))
+            return result
 
     engine = Counted(lambda _: time.sleep(0.005))
     runner = BatchRunner(config_of(), Model(engine, LABELS, ""))
