@@ -172,7 +172,7 @@ def _most_sensitive(
     Both tell nothing where too few trials are left to try ranges afterwards.
     """
     tensors = sum(bool(amax_of) for amax_of in options.values())
-    most_runs = int(ALONE_SHARE * search.left)
+    most_runs = int(ALONE_SHARE * search.remaining)
     count = min(MIN_QUICK, most_runs // tensors) if tensors else MIN_QUICK
     if not count:
         search.refused = True

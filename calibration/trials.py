@@ -39,7 +39,7 @@ class Trials:
         return -(-self._runs // max(self.samples, 1))
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """The runs of single samples up to the limit; a full trial is known."""
         return max(0, self.limit * self.samples - self._runs)
 

@@ -210,7 +210,9 @@ def compare(
             results = (dict(zip(outputs, session.run(None, s), strict=True)) for s in unseen)
             actual = [split_outputs(plain.parts, one) for one in results]
             figures.append(_sqnr_db(plain, exact, actual))
-    return Compared(tuple(figures), 0.0 if ranges.kept is None else ranges.kept.float_share)
+    return Compared(
+        tuple(figures), 0.0 if ranges.float_nodes is None else ranges.float_nodes.float_share
+    )
 
 
 def _results(ranges: Ranges, samples: Sequence[Sample]) -> list[Sample]:

@@ -124,14 +124,14 @@ def stream(effort: Effort) -> list[Figure]:
     glass_ms = [
         (ends[seq] - read_clock(clocks[seq])) / 1e6 for seq in sorted(clocks)[30:] if seq in ends
     ]
-    settled = overhead_ms[30:]
+    steady = overhead_ms[30:]
     return [
         Figure("G1", "made to MQTT received, 5 ms engine, p50", 10.0, "ms",
                "69 + 6.5 with OpenCV's default capture; 136 by ffmpeg's pipe", _p(glass_ms, 50)),
         Figure("G1", "the same, p99", 17.0, "ms", "16.3, a prototype", _p(glass_ms, 99)),
         Figure("G2", "overhead without engine, 58 objects, p50", 1.5, "ms",
-               "12 to 18 of Ultralytics on an Orin Nano", _p(settled, 50)),
-        Figure("G2", "the same, p99", 2.5, "ms", "2.36, a prototype", _p(settled, 99)),
+               "12 to 18 of Ultralytics on an Orin Nano", _p(steady, 50)),
+        Figure("G2", "the same, p99", 2.5, "ms", "2.36, a prototype", _p(steady, 99)),
         Figure("G10", "start to first result, engine loaded", 0.5 + ENGINE_S, "s",
                "1.0 of OpenCV, and 0.9 old", first_s[0]),
         Figure("G12", "CPU of a 30 FPS camera, without decoding", 10.0, "% of a core",
@@ -248,13 +248,13 @@ def slow_figures(effort: Effort) -> list[Figure]:
         model = Model(EngineDouble(engine_s), LABELS, "")
         frames = max(40, int(effort.seconds * 15))
         run_pipeline(config, model, RunOptions(frames=frames), watch=watch)
-    settled = ages_ms[10:]
-    third = len(settled) // 3
-    growth = median(settled[-third:]) - median(settled[:third])
+    steady = ages_ms[10:]
+    third = len(steady) // 3
+    growth = median(steady[-third:]) - median(steady[:third])
     anchor = "136, and 6200 and growing without a slot"
     return [
         Figure("G8", "age at the result, 50 ms engine, p50", 1e3 * engine_s + 2 * 1e3 / 30, "ms",
-               anchor, _p(settled, 50)),
+               anchor, _p(steady, 50)),
         Figure("G8", "its growth, last third to first", 5.0, "ms", anchor, growth),
     ]  # fmt: skip
 

@@ -61,13 +61,13 @@ def results(images: Sequence[np.ndarray], count: int) -> list[FrameResult]:
     objects = Detections(
         boxes.astype(np.float32), np.full(OBJECTS, 0.9, np.float32), np.zeros(OBJECTS, np.int64)
     )
-    made = []
+    rows = []
     for seq in range(count):
         now = Stamp.now()
         frame = Frame(images[seq % len(images)], seq, now, now, "bench")
         event = make_event("bench", frame, objects, ("thing",), {"infer": 1.0})
-        made.append(FrameResult(frame, objects, event))
-    return made
+        rows.append(FrameResult(frame, objects, event))
+    return rows
 
 
 def paced_s(act: Callable[[FrameResult], None], given: Sequence[FrameResult]) -> float:

@@ -536,10 +536,10 @@ def _cuda_requests(client: Any, depth: int) -> Iterator[Sequence[Callable[[Any],
                 outputs.append(triton_grpc.InferRequestedOutput(name))
                 outputs[-1].set_shared_memory(region, size, offset=at)
 
-            def ask(done: Any, given: Any = inputs, wanted: Any = outputs) -> object:  # noqa: ANN401
+            def ask(done: Any, given: Any = inputs, requested: Any = outputs) -> object:  # noqa: ANN401
                 if done is None:
-                    return client.infer(NAME, given, outputs=wanted)
-                return client.async_infer(NAME, given, done, outputs=wanted)
+                    return client.infer(NAME, given, outputs=requested)
+                return client.async_infer(NAME, given, done, outputs=requested)
 
             requests.append(ask)
         yield requests

@@ -200,18 +200,18 @@ def resume(bench: Bench) -> Iterator[Row]:
     with mosquitto(bench.folder) as port, chunk_server(targets, port):
         for run in range(bench.runs):
             folder = bench.folder / f"resume-{run}"
-            kept = 0
+            on_disk = 0
             while True:
                 with device(blob.spec, folder, port) as process:
                     before = _whole_chunks(blob, folder)
-                    again.append(max(0, kept - before))  # what was on the disk and is not now
+                    again.append(max(0, on_disk - before))  # what was on the disk and is not now
                     begin(process)
                     if kills % 4 != 3:
                         time.sleep(random.uniform(0.05, 0.4))
                         process.kill()
                         process.wait()
                         kills += 1
-                        kept = _whole_chunks(blob, folder)
+                        on_disk = _whole_chunks(blob, folder)
                         continue
                     result = result_of(process)
                     sent = result.received - len(blob.index) * (result.received > blob.spec.bytes)

@@ -213,10 +213,10 @@ def parse(arguments: Sequence[str]) -> tuple[ImagePlan, list[str]]:
         help="kvm: this machine's processor in place of an emulated one")  # fmt: skip
     parser.add_argument("--memory-mb", type=int, default=3072)
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/tandem/board-vm")
-    found, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
     plan = ImagePlan(
-        suite=found.suite, arch=found.arch, folder=found.folder,
-        accel=found.accel, memory_mb=found.memory_mb,
+        suite=options.suite, arch=options.arch, folder=options.folder,
+        accel=options.accel, memory_mb=options.memory_mb,
     )  # fmt: skip
     return plan, rest
 

@@ -348,8 +348,8 @@ def _tandem(material: Material, subject: Subject, folder: Path) -> Quantized:
             if isinstance(implementation, Portable)
         ]
     corrections = built.calibration.corrections if built.calibration is not None else ()
-    kept = tuple(outcome.name for outcome in corrections if outcome.kept)
-    return Quantized(outputs, [model.graph for model in models], kept)
+    applied = tuple(outcome.name for outcome in corrections if outcome.applied)
+    return Quantized(outputs, [model.graph for model in models], applied)
 
 
 def _peer(material: Material, subject: Subject, folder: Path) -> Quantized:

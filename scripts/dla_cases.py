@@ -44,8 +44,8 @@ def conv(
     **attributes: object,
 ) -> NodeView:
     weights = constant(maps, came[1] // group, *kernel)
-    made = (came[0], maps, *came[2:])
-    return one_node("Conv", [came, weights], made, group=group, **attributes)
+    out_shape = (came[0], maps, *came[2:])
+    return one_node("Conv", [came, weights], out_shape, group=group, **attributes)
 
 
 def deconv(kernel: tuple[int, int] = (2, 2), group: int = 1, **attributes: object) -> NodeView:
@@ -118,8 +118,8 @@ def softmax(*shape: int, axis: int = 1) -> NodeView:
     return one_node("Softmax", [shape], shape, axis=axis)
 
 
-def reshape(came: tuple[int, ...], made: tuple[int, ...], **options: str) -> NodeView:
-    return one_node("Reshape", [came, numbers(*made)], made, **options)
+def reshape(came: tuple[int, ...], out_shape: tuple[int, ...], **options: str) -> NodeView:
+    return one_node("Reshape", [came, numbers(*out_shape)], out_shape, **options)
 
 
 def transpose(*order: int) -> NodeView:
@@ -127,17 +127,17 @@ def transpose(*order: int) -> NodeView:
     return one_node("Transpose", [shape], [shape[axis] for axis in order], perm=order)
 
 
-def reduce_max(*axes: int, made: tuple[int, ...] = (2, 8, 1, 1)) -> NodeView:
-    return one_node("ReduceMax", [WHOLE, numbers(*axes)], made)
+def reduce_max(*axes: int, out_shape: tuple[int, ...] = (2, 8, 1, 1)) -> NodeView:
+    return one_node("ReduceMax", [WHOLE, numbers(*axes)], out_shape)
 
 
 def compare(op: str = "Equal", after: str = "Cast") -> NodeView:
-    return binary(op, WHOLE, WHOLE, after=after, made=TensorProto.BOOL)
+    return binary(op, WHOLE, WHOLE, after=after, out_dtype=TensorProto.BOOL)
 
 
 def cast(before: str) -> NodeView:
     """A Cast to floats of what `before` makes."""
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, WHOLE)
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, WHOLE)
     nodes = [
         helper.make_node(before, ["a"] if before == "Relu" else ["a", "b"], ["m"]),
         helper.make_node("Cast", ["m"], ["y"], "node", to=TensorProto.FLOAT),
@@ -145,7 +145,7 @@ def cast(before: str) -> NodeView:
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, WHOLE) for n in "ab"]
     kind = TensorProto.FLOAT if before == "Relu" else TensorProto.BOOL
     between = helper.make_tensor_value_info("m", kind, WHOLE)
-    graph = helper.make_graph(nodes, "g", inputs, [made], value_info=[between])
+    graph = helper.make_graph(nodes, "g", inputs, [output], value_info=[between])
     return views(ir.from_proto(helper.make_model(graph)).graph)[-1]
 
 
@@ -172,7 +172,7 @@ CASES = (
     Case("version.v2", conv(), conv(), tensorrt="8.3.9", passes_on=(V2, "int8", "8.4")),
     Case("G13", relu(*WHOLE), relu(*WHOLE, domain="com.example")),
     Case("op.rewrite", relu(*WHOLE), one_node("Neg", [WHOLE], WHOLE)),
-    Case("op.folded", relu(*WHOLE), one_node("Shape", [WHOLE], (4,), made=TensorProto.INT64)),
+    Case("op.folded", relu(*WHOLE), one_node("Shape", [WHOLE], (4,), out_dtype=TensorProto.INT64)),
     Case("op.not-exposed", relu(*WHOLE), one_node("GlobalAveragePool", [WHOLE], (2, 8, 1, 1))),
     Case("op.unsupported", relu(*WHOLE), one_node("TopK", [WHOLE, numbers(2)], WHOLE, WHOLE)),
     Case(
@@ -417,8 +417,12 @@ CASES = (
         reshape(WHOLE, (2, 4, 8, 4), after="Relu"),
         reshape(WHOLE, (2, 4, 8, 4), after="Concat"),
     ),
-    Case("reduce.rank", reduce_max(2, 3), reduce_max(2, 3, made=(2, 8))),
-    Case("reduce.axes", reduce_max(1, 2, 3, made=(2, 1, 1, 1)), reduce_max(0, made=(1, 8, 4, 4))),
+    Case("reduce.rank", reduce_max(2, 3), reduce_max(2, 3, out_shape=(2, 8))),
+    Case(
+        "reduce.axes",
+        reduce_max(1, 2, 3, out_shape=(2, 1, 1, 1)),
+        reduce_max(0, out_shape=(1, 8, 4, 4)),
+    ),
     Case("layer.rank", concat(), one_node("Concat", [(1, 8, 4), (1, 8, 4)], (1, 16, 4), axis=1)),
     Case("P1", conv(), conv(), precision="fp16", passes_on=(V2, "int8", None)),
     Case("P1", conv(), conv(), precision="fp16", passes_on=(V1, "fp16", None)),

@@ -206,7 +206,7 @@ def experiment_rows(experiment: Experiment) -> list[Row]:
     everything = experiment.points(CAUSES)
     for cause in CAUSES:
         alone = experiment.points((cause,))
-        others = tuple(other for other in CAUSES if other is not cause)
+        others = tuple(one for one in CAUSES if one is not cause)
         rows.append(Row(cause.title, alone, gpu - alone, experiment.points(others) - everything))
     rows.append(Row("all of these", everything, gpu - everything))
     before = everything

@@ -120,25 +120,25 @@ def _detections(output: Array) -> Detections:
     scores, classes = output[0, 4:].max(axis=0), output[0, 4:].argmax(axis=0)
     order = [int(i) for i in np.argsort(-scores) if scores[i] >= LEAST_SCORE]
     boxes = np.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=1)
-    kept: list[int] = []
+    chosen: list[int] = []
     for i in order:
-        if all(classes[i] != classes[j] or overlap(boxes[i], boxes[j]) < IOU for j in kept):
-            kept.append(i)
-    return Detections(boxes[kept], scores[kept], classes[kept])
+        if all(classes[i] != classes[j] or overlap(boxes[i], boxes[j]) < IOU for j in chosen):
+            chosen.append(i)
+    return Detections(boxes[chosen], scores[chosen], classes[chosen])
 
 
-def overlap(one: Array, other: Array) -> float:
+def overlap(one: Array, second: Array) -> float:
     """Return the intersection of two boxes over their union."""
-    sides = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
+    sides = np.minimum(one[2:], second[2:]) - np.maximum(one[:2], second[:2])
     common = float(np.prod(np.maximum(sides, 0)))
-    areas = float(np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2]))
+    areas = float(np.prod(one[2:] - one[:2]) + np.prod(second[2:] - second[:2]))
     return common / (areas - common) if areas > common else 0.0
 
 
-def _f1(expected: Sequence[Detections], found: Sequence[Detections]) -> float:
+def _f1(expected: Sequence[Detections], actual: Sequence[Detections]) -> float:
     """Return 2 matches / (expected + found); a match has the same class and an IoU of 0.5."""
     matches = total = 0
-    for truth, seen in zip(expected, found, strict=True):
+    for truth, seen in zip(expected, actual, strict=True):
         total += len(truth.scores) + len(seen.scores)
         free = set(range(len(truth.scores)))
         for box, kind in zip(seen.boxes, seen.classes, strict=True):

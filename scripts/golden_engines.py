@@ -322,7 +322,7 @@ def _model(case: Case, folder: Path) -> Path:
         model = NETWORKS[name].model(case.batch, case.side)
         if case.shape:
             model.graph.inputs[0].shape = ir.Shape(case.shape)
-            for value in (made for node in model.graph for made in node.outputs):
+            for value in (output for node in model.graph for output in node.outputs):
                 value.shape = None
         ir.save(model, folder / "model.onnx")
         return folder / "model.onnx"

@@ -85,7 +85,7 @@ def resolve(
 ) -> str:
     """Return the text of a file: each package with its version. Exits with what uv says."""
     extras = [word for extra in lock.extras for word in ("--extra", extra)]
-    kept = folder / f"{lock.name}.txt"
+    before = folder / f"{lock.name}.txt"
     command = [
         *_uv(), "pip", "compile", "-q", *([str(project)] if extras else []), "-", *extras,
         "--python-version", lock.python, "--python-platform", lock.machine,
@@ -95,8 +95,8 @@ def resolve(
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as work:
         out = Path(work) / "lock.txt"  # uv prefers the versions that stand there
-        if kept.exists() and not lock.oldest:
-            shutil.copy(kept, out)
+        if before.exists() and not lock.oldest:
+            shutil.copy(before, out)
         override = Path(work) / "override.txt"
         override.write_text(OVERRIDE)
         done = subprocess.run(

@@ -76,14 +76,15 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Int8Row:
-    """INT8 against FP32. `items`: boxes, pictures or lines of FP32; `kept`: those that INT8 gives,
-    too; `new`: boxes of INT8 that FP32 has not. `refused`: the build ends without --accept-loss."""
+    """INT8 against FP32. `items`: boxes, pictures or lines of FP32; `matched`: those that INT8
+    gives, too; `new`: boxes of INT8 that FP32 has not. `refused`: the build ends without
+    --accept-loss."""
 
     model: str
     what: str
     pictures: int
     items: int
-    kept: int
+    matched: int
     new: int
     score_error: float
     build_cpu_s: float
@@ -325,8 +326,8 @@ def measure(subject: Subject, method: str, seed: int = 7) -> Int8Row:
             results: list[tandem.FrameResult] = []
             tandem.run_pipeline(bundle, source=str(judged), on_result=results.append)
             events.append([result.event for result in results])
-    items, kept, new, error = JUDGES[subject.what](*events)
-    return Int8Row(subject.model, subject.what, subject.judging, items, kept, new,
+    items, matched, new, error = JUDGES[subject.what](*events)
+    return Int8Row(subject.model, subject.what, subject.judging, items, matched, new,
                    round(error, 3), round(cpu_s, 1), refused)  # fmt: skip
 
 
@@ -352,7 +353,7 @@ def overlap(first: Detection, second: Detection) -> float:
 
 def judge_boxes(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int, int, int, float]:
     """Match boxes of the same class, best score first; the error is the largest of a score."""
-    items = kept = new = 0
+    items = matched = new = 0
     worst = 0.0
     for reference, candidate in zip(exact, actual, strict=True):
         unmatched = list(candidate.detections)
@@ -362,34 +363,34 @@ def judge_boxes(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int, i
             best = max(same, key=lambda item: overlap(box, item), default=None)
             if best is None or overlap(box, best) < LEAST_IOU:
                 continue
-            kept += 1
+            matched += 1
             worst = max(worst, abs(best.score - box.score))
             unmatched.remove(best)
         new += len(unmatched)
-    return items, kept, new, worst
+    return items, matched, new, worst
 
 
 def judge_classes(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int, int, int, float]:
     """Compare the best class of each picture."""
-    kept, worst = 0, 0.0
+    matched, worst = 0, 0.0
     for reference, candidate in zip(exact, actual, strict=True):
         scores = {item.class_id: item.score for item in candidate.detections}
         best = reference.detections[0]
-        kept += candidate.detections[0].class_id == best.class_id
+        matched += candidate.detections[0].class_id == best.class_id
         worst = max(worst, abs(scores.get(best.class_id, 0.0) - best.score))
-    return len(exact), kept, 0, worst
+    return len(exact), matched, 0, worst
 
 
 def judge_text(exact: Sequence[Event], actual: Sequence[Event]) -> tuple[int, int, int, float]:
     """Compare the text of each line, with its spaces."""
-    kept, worst, items = 0, 0.0, 0
+    matched, worst, items = 0, 0.0, 0
     for reference, candidate in zip(exact, actual, strict=True):
         pairs = zip(reference.texts or (), candidate.texts or (), strict=False)
         items += len(reference.texts or ())
         for expected, read in pairs:
-            kept += expected.text == read.text
+            matched += expected.text == read.text
             worst = max(worst, abs(expected.score - read.score))
-    return items, kept, 0, worst
+    return items, matched, 0, worst
 
 
 JUDGES = {"boxes": judge_boxes, "class": judge_classes, "text": judge_text}
@@ -435,7 +436,7 @@ def int8_table(rows: Sequence[Int8Row]) -> Iterator[str]:
         if row.error:
             yield f"| {row.model} | {row.what} | not measured: {row.error[:90]} | | | | | |"
             continue
-        share = f"{row.kept} ({100 * row.kept / row.items:.0f} %)" if row.items else "-"
+        share = f"{row.matched} ({100 * row.matched / row.items:.0f} %)" if row.items else "-"
         refused = ", refused" if row.refused else ""
         yield (
             f"| {row.model}{refused} | {row.what} | {row.pictures} | {row.items} | {share} "

@@ -30,7 +30,7 @@ def one_node(
     after: str = "",
     domain: str = "",
     dtype: int = TensorProto.FLOAT,
-    made: int | None = None,
+    out_dtype: int | None = None,
     opset: int = 19,
     **attributes: object,
 ) -> NodeView:
@@ -45,7 +45,7 @@ def one_node(
         elif name:
             values.append(helper.make_tensor_value_info(name, dtype, operand))
     results_info = [
-        helper.make_tensor_value_info(name, made or dtype, shape)
+        helper.make_tensor_value_info(name, out_dtype or dtype, shape)
         for name, shape in zip(outputs, results, strict=True)
     ]
     if before:

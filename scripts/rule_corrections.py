@@ -70,7 +70,7 @@ def summarize_rules(report: Report) -> RuleSummary:
         disputed=tuple(
             row.item
             for row in report.rules
-            if row.asked is not None and row.built is not None and row.asked != row.built
+            if row.can_run is not None and row.built is not None and row.can_run != row.built
         ),
         unknown=tuple(
             (row.item, row.problem or "no answer") for row in report.rules if answer_of(row) is None
@@ -82,7 +82,7 @@ def answer_of(row: RuleRow) -> bool | None:
     """Return whether the DLA takes a case: by the build, or else by can_run_on_DLA."""
     if row.problem:
         return None
-    return row.asked if row.built is None else row.built
+    return row.can_run if row.built is None else row.built
 
 
 def _correction(row: RuleRow, *, takes: bool) -> Correction:
@@ -93,5 +93,5 @@ def _correction(row: RuleRow, *, takes: bool) -> Correction:
         precision=row.precision,
         kind="too strict" if takes else "too lax",
         certainty=row.certainty,
-        tensorrt_message=row.said,
+        tensorrt_message=row.message,
     )

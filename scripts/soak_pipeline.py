@@ -141,9 +141,9 @@ def growth_mb(memory: list[tuple[float, float]], settle_s: float) -> float:
     `settle_s` seconds do not count."""
     if not memory:
         return 0.0
-    settled = [mb for at_s, mb in memory if at_s - memory[0][0] >= settle_s] or [memory[-1][1]]
-    quarter = max(1, len(settled) // 4)
-    return median(settled[-quarter:]) - median(settled[quarter : 2 * quarter] or settled[:1])
+    steady = [mb for at_s, mb in memory if at_s - memory[0][0] >= settle_s] or [memory[-1][1]]
+    quarter = max(1, len(steady) // 4)
+    return median(steady[-quarter:]) - median(steady[quarter : 2 * quarter] or steady[:1])
 
 
 def soak(minutes: float, report: Callable[[str], None]) -> Verdict:
@@ -184,9 +184,9 @@ def with_faults(frames: int, seed: int, report: Callable[[str], None]) -> Verdic
             stop.set()
             thread.join()
             ticker.join()
-    settled = watch.memory[-1][0] - watch.memory[0][0] if watch.memory else 0.0
+    watched_s = watch.memory[-1][0] - watch.memory[0][0] if watch.memory else 0.0
     verdict = replace(verdict, faults=dict(chaos.done))
-    return _judged(verdict, 0, watch, settle_s=settled / 4)
+    return _judged(verdict, 0, watch, settle_s=watched_s / 4)
 
 
 @dataclass(frozen=True, slots=True)

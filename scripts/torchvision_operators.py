@@ -53,12 +53,12 @@ def _suppress(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) ->
     sizes = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
     areas = sizes[:, 0] * sizes[:, 1]
     rest = scores.detach().argsort(descending=True, stable=True).numpy()
-    kept: list[int] = []
+    indices: list[int] = []
     while len(rest):
         best, rest = rest[0], rest[1:]
-        kept.append(int(best))
+        indices.append(int(best))
         low = np.maximum(boxes[best, :2], boxes[rest, :2])
         high = np.minimum(boxes[best, 2:], boxes[rest, 2:])
         common = np.prod(np.maximum(high - low, 0), axis=1)
         rest = rest[common <= iou_threshold * (areas[best] + areas[rest] - common)]
-    return torch.tensor(kept, dtype=torch.int64)
+    return torch.tensor(indices, dtype=torch.int64)

@@ -366,11 +366,11 @@ def update_average(average: nn.Module, model: nn.Module, step: int, decay: float
     """Move the average towards the model, faster in the first steps."""
     keep = min(decay, (1 + step) / (10 + step))
     state = model.state_dict()
-    for name, kept in average.state_dict().items():
-        if kept.dtype.is_floating_point:
-            kept.lerp_(state[name], 1 - keep)
+    for name, averaged in average.state_dict().items():
+        if averaged.dtype.is_floating_point:
+            averaged.lerp_(state[name], 1 - keep)
         else:
-            kept.copy_(state[name])
+            averaged.copy_(state[name])
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:

@@ -24,7 +24,7 @@ import msgspec
 
 from device.agent.memory_watch import watch_memory
 from device.start.child import guarded
-from device.start.keeper import kept
+from device.start.keeper import keeper_command
 
 MAX_LINE_BYTES = 64 * 1024  # of stderr, and of the pipeline's messages
 MAX_RESULT_BYTES = 16 * 1024**2  # of a line of stdout; a longer one comes in parts
@@ -89,7 +89,7 @@ class ChildProcess:
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
-                guarded(command) if keeper is None else kept(command, keeper),
+                guarded(command) if keeper is None else keeper_command(command, keeper),
                 stdin=subprocess.DEVNULL if written is None else pipe,
                 stdout=pipe, stderr=pipe, env={**os.environ, **(environment or {})},
                 start_new_session=True,

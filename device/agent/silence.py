@@ -85,8 +85,8 @@ class ActivityWatch:
         return now_s - self.active_s if self.activity is not None else 0.0
 
 
-def _same_work(one: Activity, other: Activity) -> bool:
-    return (one.cpu_ticks, one.io_bytes) == (other.cpu_ticks, other.io_bytes)
+def _same_work(now: Activity, before: Activity) -> bool:
+    return (now.cpu_ticks, now.io_bytes) == (before.cpu_ticks, before.io_bytes)
 
 
 def why_ended(

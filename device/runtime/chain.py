@@ -138,7 +138,7 @@ class SegmentChain:
         try:
             own = self._stream
             bound = self._bind(inputs, outputs, sizes)
-            queue = own if stream is None else own.other(stream)
+            queue = own if stream is None else own.borrowed(stream)
             self._start(bound, queue, {**inputs, **outputs})
         except CudaError as error:
             raise SessionError(f"{self._where} failed: {error}") from error
@@ -287,5 +287,5 @@ def _bytes(shapes: Shapes, tensor: str) -> int:
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def _same_memory(one: Array, other: Array) -> bool:
-    return one.ctypes.data == other.ctypes.data and one.nbytes == other.nbytes
+def _same_memory(a: Array, b: Array) -> bool:
+    return a.ctypes.data == b.ctypes.data and a.nbytes == b.nbytes

@@ -131,8 +131,8 @@ def garbage_in(
 
 def _are_equal(samples: Sequence[Mapping[str, Array]]) -> bool:
     """Return whether every sample has the outputs of the first."""
-    first, *others = samples
-    return all(np.array_equal(first[name], other[name]) for other in others for name in first)
+    first, *rest = samples
+    return all(np.array_equal(first[name], sample[name]) for sample in rest for name in first)
 
 
 def _has_unknown_infinity(known: Array, value: Array) -> bool:

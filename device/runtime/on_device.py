@@ -102,7 +102,7 @@ class OnDevice:
             handle = None if stream is None else stream_handle(stream)
             if handle is not None:
                 check_stream(self._context, handle)
-            queue = self._stream if handle is None else self._stream.other(handle)
+            queue = self._stream if handle is None else self._stream.borrowed(handle)
             inputs, outputs, sizes = self._read(feeds, targets, queue.handle.value or 0)
             if sizes != self._sizes:
                 # Tactics may be timed in the memory of the last inference, and its graph freed.
@@ -314,11 +314,11 @@ def _parts(engine: Engine, executors: Sequence[Executor]) -> tuple[Part, ...]:
 
 def _check_apart(labelled: Sequence[tuple[str, Operand]], inputs: int) -> None:
     """Raise SessionError if an array for an output shares bytes with another array."""
-    for at, (where, operand) in enumerate(labelled):
-        for other, neighbour in labelled[max(at + 1, inputs) :]:
+    for at, (label, operand) in enumerate(labelled):
+        for neighbour_label, neighbour in labelled[max(at + 1, inputs) :]:
             first, second = operand.array, neighbour.array
             begin = max(first.address, second.address)
             if begin < min(first.address + first.nbytes, second.address + second.nbytes):
                 raise SessionError(
-                    f"{where} and {other} share memory at 0x{begin:x}; give each its own"
+                    f"{label} and {neighbour_label} share memory at 0x{begin:x}; give each its own"
                 )

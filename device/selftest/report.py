@@ -103,7 +103,7 @@ class KernelRow(_Value, frozen=True, kw_only=True):
 
 
 class RuleRow(_Value, frozen=True, kw_only=True):
-    """A case of a DLA rule. `expected`: what Tandem's table says; `asked`: can_run_on_DLA;
+    """A case of a DLA rule. `expected`: what Tandem's table says; `can_run`: can_run_on_DLA;
     `built`: a loadable was compiled. None: not known.
     """
 
@@ -114,9 +114,9 @@ class RuleRow(_Value, frozen=True, kw_only=True):
     precision: Text = ""
     certainty: Text = ""
     expected: bool = True
-    asked: bool | None = None
+    can_run: bool | None = msgspec.field(default=None, name="asked")
     built: bool | None = None
-    said: Text = ""
+    message: Text = msgspec.field(default="", name="said")
     problem: Text = ""
 
 

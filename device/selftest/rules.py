@@ -52,7 +52,7 @@ def run(kit: Kit, kit_folder: Path, folder: Path, item: str) -> RuleRow:
     unpack(kit_folder, (name,), folder)
     supported, built, reason = _ask(release, folder / name, int8=precision == "int8")
     row = rule_row(kit, item)
-    return structs.replace(row, precision=precision, asked=supported, built=built, said=reason)
+    return structs.replace(row, precision=precision, can_run=supported, built=built, message=reason)
 
 
 def _ask(release: Release, model: Path, *, int8: bool) -> tuple[bool | None, bool | None, str]:

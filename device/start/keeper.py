@@ -35,7 +35,7 @@ _KILL_WAIT_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 
 
-def kept(command: tuple[str, ...], mark: str) -> list[str]:
+def keeper_command(command: tuple[str, ...], mark: str) -> list[str]:
     """Return the command line that runs `command` below a keeper, tied to the life of this process.
 
     Linux ties it to the thread that starts it, so start it from one that lasts.

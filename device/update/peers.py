@@ -26,17 +26,17 @@ class _Peer:
 
 
 class Peers:
-    """The servers that have answered, by name. `asked`: the one that requests go to."""
+    """The servers that have answered, by name. `current`: the one that requests go to."""
 
     def __init__(self, new_window: Callable[[], Window]) -> None:
-        self.asked = ANYONE
+        self.current = ANYONE
         self._new_window = new_window
         self._peers = {ANYONE: _Peer(new_window())}
 
     @property
     def window(self) -> Window:
         """What the server that is asked may be asked for at once."""
-        return self._peers[self.asked].window
+        return self._peers[self.current].window
 
     @property
     def complaint(self) -> str:
@@ -65,7 +65,7 @@ class Peers:
 
     def ask_anyone(self, *, silent: bool) -> None:
         """Ask all from now on; `silent`: nothing came for long."""
-        self.asked = ANYONE
+        self.current = ANYONE
         self.window.restart(silent=silent)
 
     def forgive(self) -> None:
@@ -79,8 +79,8 @@ class Peers:
         if peer is None:
             return
         peer.corrupt, peer.refusal = 0, ""
-        if self.asked == ANYONE:
-            self.asked = name
+        if self.current == ANYONE:
+            self.current = name
 
     def count_corrupt(self, name: str, what: str) -> bool:
         """Halve the window of a server; ask others once too many in a row did not fit.
@@ -93,10 +93,10 @@ class Peers:
         peer.corrupt += 1
         peer.last_corrupt = what
         peer.window.on_corrupt()
-        if not peer.trusted and self.asked == name:
-            rivals = {other: row.window.bytes for other, row in self._peers.items() if row.trusted}
+        if not peer.trusted and self.current == name:
+            rivals = {rival: row.window.bytes for rival, row in self._peers.items() if row.trusted}
             rivals.pop(ANYONE, None)
-            self.asked = max(rivals, key=lambda other: rivals[other], default=ANYONE)
+            self.current = max(rivals, key=lambda rival: rivals[rival], default=ANYONE)
         return peer.trusted
 
     def note_refusal(self, name: str, reason: str) -> bool:

@@ -213,7 +213,7 @@ class Download:
             return
         if self._gone_s is None:
             self._gone_s = now_s
-        if self._peers.asked == peer:
+        if self._peers.current == peer:
             self.forget_requests()
             self._quiet_since_s = now_s
 
@@ -283,7 +283,7 @@ class Download:
             self._missing.popleft()
             chunks.append(number)
             self._limit.spend(size)
-            self._in_flight[number] = _InFlight(self._peers.asked, self._requested, size)
+            self._in_flight[number] = _InFlight(self._peers.current, self._requested, size)
             self._in_flight_bytes += size
             self._requested += 1
         if not chunks:
@@ -295,7 +295,7 @@ class Download:
             self._heard_s = now_s
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
-        sha256, peer = self.spec.sha256, self._peers.asked
+        sha256, peer = self.spec.sha256, self._peers.current
         return BlobGet(sha256=sha256, chunks=tuple(chunks), peer=peer, bases=self.bases)
 
     def _land(self, number: int) -> None:

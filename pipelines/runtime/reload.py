@@ -89,8 +89,8 @@ class FileWatch:
             at_once = self._file.now.wait(POLL_S)
             self._file.now.clear()
             signature = _signature(self._file.path)
-            settled, before = signature == before, signature
-            if not at_once and (signature == self._signature or not settled):
+            is_stable, before = signature == before, signature
+            if not at_once and (signature == self._signature or not is_stable):
                 continue  # an editor may still write it
             text = self._read()
             if text is not None:

@@ -237,8 +237,8 @@ class Repository:
             lambda: {name: source.signature() for name, source in sources.items()}
         )
         for name, signature in now.items():
-            settled = before.get(name) == signature  # else it may still be written
-            if settled and self._loaded_from.get(name) != signature:
+            is_stable = before.get(name) == signature  # else it may still be written
+            if is_stable and self._loaded_from.get(name) != signature:
                 try:
                     await self._load(sources[name])
                 except (OSError, TandemError) as error:

@@ -169,9 +169,9 @@ def check_names(cameras: Sequence[str]) -> None:
     """Raise PipelineError: the topics of two cameras would be the same."""
     known: dict[str, str] = {}
     for camera in cameras:
-        other = known.setdefault(ros_name(camera), camera)
-        if other != camera:
+        same_topic = known.setdefault(ros_name(camera), camera)
+        if same_topic != camera:
             raise PipelineError(
-                f"the sources {other!r} and {camera!r} have the same topics in ROS 2,"
+                f"the sources {same_topic!r} and {camera!r} have the same topics in ROS 2,"
                 f" /{ros_name(camera)}: give one of them another id."
             )

@@ -58,8 +58,8 @@ def class_count(
                 f" engine: use one of {list_choices(expected.name, infos)}."
                 f" {_summary(outputs, preprocess, labels)}"
             )
-        settled = dict(sizes)
-        if not (expected.fits(info, settled) and _in_ratio(settled, preprocess)):
+        known_sizes = dict(sizes)
+        if not (expected.fits(info, known_sizes) and _in_ratio(known_sizes, preprocess)):
             raise PipelineError(
                 f"the decoder {decoder.kind!r} takes {expected.text(sizes)}"
                 f" (rank {len(expected.axes)}, {' or '.join(expected.dtypes)}), and the engine"
@@ -67,7 +67,7 @@ def class_count(
                 f" pipeline.toml, or use a model for this decoder."
                 f" {_summary(outputs, preprocess, labels)}"
             )
-        sizes = settled
+        sizes = known_sizes
     return sizes.get(CLASSES)
 
 
@@ -102,11 +102,13 @@ def _assign(
     if not expected:
         return True
     for index, info in enumerate(outputs):
-        settled = dict(sizes)
+        known_sizes = dict(sizes)
         if (
-            expected[0].fits(info, settled)
-            and _in_ratio(settled, preprocess)
-            and _assign(expected[1:], outputs[:index] + outputs[index + 1 :], settled, preprocess)
+            expected[0].fits(info, known_sizes)
+            and _in_ratio(known_sizes, preprocess)
+            and _assign(
+                expected[1:], outputs[:index] + outputs[index + 1 :], known_sizes, preprocess
+            )
         ):
             return True
     return False

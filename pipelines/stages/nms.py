@@ -94,19 +94,19 @@ def suppress_rotated(
     return order[np.concatenate(stay)[:limit]]
 
 
-def _gaussian_overlaps(one: Floats, other: Floats) -> Floats:
+def _gaussian_overlaps(a: Floats, b: Floats) -> Floats:
     """Return 1 - Hellinger distance; [6, ...]: mean x and y, variances, covariance, class."""
-    dx, dy = other[0] - one[0], other[1] - one[1]
-    xx, yy, xy = other[2] + one[2], other[3] + one[3], other[4] + one[4]
+    dx, dy = b[0] - a[0], b[1] - a[1]
+    xx, yy, xy = b[2] + a[2], b[3] + a[3], b[4] + a[4]
     determinant = xx * yy - xy**2
-    own = np.maximum(one[2] * one[3] - one[4] ** 2, 0.0)
-    others = np.maximum(other[2] * other[3] - other[4] ** 2, 0.0)
+    a_area = np.maximum(a[2] * a[3] - a[4] ** 2, 0.0)
+    b_area = np.maximum(b[2] * b[3] - b[4] ** 2, 0.0)
     distance = (yy * dx**2 + xx * dy**2 - 2.0 * xy * dx * dy) / (4.0 * determinant)
     with np.errstate(divide="ignore"):  # a box without area is far from every other
-        spread = 0.5 * np.log(determinant / (4.0 * np.sqrt(own * others)))
+        spread = 0.5 * np.log(determinant / (4.0 * np.sqrt(a_area * b_area)))
     coefficient = np.exp(-np.maximum(distance + spread, 0.0))
     overlap: Floats = 1.0 - np.sqrt(np.maximum(1.0 - coefficient, 0.0))
-    return np.where(one[5] == other[5], overlap, 0.0)
+    return np.where(a[5] == b[5], overlap, 0.0)
 
 
 def merge_weighted(

@@ -83,7 +83,7 @@ class _Stay:
 class _Side:
     """An object and a line: the side where it settled (0: none yet), and where it seems to be."""
 
-    settled: int = 0
+    stable_side: int = 0
     last: Point = (0.0, 0.0)  # on the settled side
     side: int = 0
     frames: int = 0
@@ -271,14 +271,14 @@ class _Line:
         """Return the direction of the crossing that a point of an object completes, or ""."""
         if side != state.side:
             state.side, state.frames = side, 0
-            state.crosses = side == -state.settled and _segments_cross(state.last, point, *line)
+            state.crosses = side == -state.stable_side and _segments_cross(state.last, point, *line)
         state.frames += 1
         direction = ""
-        if side != state.settled and state.frames >= self.config.settle_frames:
-            state.settled = side
+        if side != state.stable_side and state.frames >= self.config.settle_frames:
+            state.stable_side = side
             if state.crosses:
                 direction = "in" if side > 0 else "out"
-        if side == state.settled:
+        if side == state.stable_side:
             state.last = point
         return direction
 

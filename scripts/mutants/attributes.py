@@ -73,13 +73,13 @@ def known_attribute(draw: random.Random, proto: Proto) -> None:
         AttributeProto.INTS: lambda: [draw.choice(INTEGERS) for _ in range(draw.randrange(1, 6))],
         AttributeProto.FLOATS: lambda: [draw.choice(FLOATS) for _ in range(draw.randrange(1, 4))],
     }
-    made = helper.make_attribute(name, values[kind]()) if kind in values else None
-    node.attribute.append(made or hostile_attribute(draw, name))
+    replacement = helper.make_attribute(name, values[kind]()) if kind in values else None
+    node.attribute.append(replacement or hostile_attribute(draw, name))
 
 
 def foreign_attribute(draw: random.Random, proto: Proto) -> None:
-    node, other = some_node(draw, proto), some_node(draw, proto)
-    node.attribute.append(draw.choice(other.attribute))
+    node, second = some_node(draw, proto), some_node(draw, proto)
+    node.attribute.append(draw.choice(second.attribute))
 
 
 def repeat_attribute(draw: random.Random, proto: Proto) -> None:

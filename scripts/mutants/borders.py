@@ -52,15 +52,15 @@ def wrap(draw: random.Random, proto: Proto) -> None:
     )
     kind = draw.choice(("If", "If", "If", "Loop", "Scan"))
     if kind == "If":
-        other = onnx.GraphProto()
-        other.CopyFrom(body)
+        else_branch = onnx.GraphProto()
+        else_branch.CopyFrom(body)
         if draw.random() < 0.3:
-            del other.output[draw.randrange(len(other.output)) :]
+            del else_branch.output[draw.randrange(len(else_branch.output)) :]
         condition = f"condition_{index}"
         constant = draw.choice((np.array(True), np.array([True]), np.array(1), np.array([])))
         proto.graph.initializer.append(numpy_helper.from_array(constant, condition))
         wrapped = helper.make_node(
-            "If", [condition], outer, name=node.name, then_branch=body, else_branch=other
+            "If", [condition], outer, name=node.name, then_branch=body, else_branch=else_branch
         )
     else:
         wrapped = helper.make_node(

@@ -108,10 +108,10 @@ def dense_layer(inputs: int, outputs: int) -> ir.Model:
     return net.model(net.relu(net.linear(net.image, outputs)))
 
 
-def conv_layer(maps: int, side: tuple[int, int], kernel: int, made: int) -> ir.Model:
+def conv_layer(maps: int, side: tuple[int, int], kernel: int, out_channels: int) -> ir.Model:
     """Return one convolution with its rectifier."""
-    net = Net(f"conv_{maps}_{made}", (1, maps, *side))
-    return net.model(net.relu(net.conv(net.image, made, kernel, bias=True)))
+    net = Net(f"conv_{maps}_{out_channels}", (1, maps, *side))
+    return net.model(net.relu(net.conv(net.image, out_channels, kernel, bias=True)))
 
 
 def vgg(depth: int, batch: int = 1) -> ir.Model:
@@ -230,10 +230,10 @@ def mobilenet_v1_layers(net: Net, x: ir.Value) -> list[ir.Value]:
     x = net.relu6(net.norm(net.conv(x, 32, 3, 2)))
     outputs = []
     maps = (64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024)
-    for index, made in enumerate(maps):
+    for index, out_channels in enumerate(maps):
         stride = 2 if index in (1, 3, 5, 11) else 1
         x = net.relu6(net.norm(net.conv(x, channels(x), 3, stride, group=channels(x))))
-        x = net.relu6(net.norm(net.conv(x, made)))
+        x = net.relu6(net.norm(net.conv(x, out_channels)))
         outputs.append(x)
     return outputs
 
@@ -281,13 +281,13 @@ def efficientnet_lite0(batch: int = 1) -> ir.Model:
 def unet(batch: int = 1, side: int = 512) -> ir.Model:
     """Return the U-Net of 2015 with padded convolutions and one class."""
     net = Net("unet", (batch, 3, side, side))
-    x, kept = net.image, []
+    x, features = net.image, []
     for maps in (64, 128, 256, 512):
         x = _conv(net, _conv(net, x, maps, 3), maps, 3)
-        kept.append(x)
+        features.append(x)
         x = net.pool(x, 2, 2)
     x = _conv(net, _conv(net, x, 1024, 3), 1024, 3)
-    for skip in reversed(kept):
+    for skip in reversed(features):
         maps = channels(skip)
         x = net.concat(skip, net.deconv(x, maps, 2, 2))
         x = _conv(net, _conv(net, x, maps, 3), maps, 3)

@@ -47,12 +47,12 @@ def shufflenet_v2(side: int, batch: int = 1, *, width: str = "1.0") -> ir.Model:
         for index in range(repeats):
             half = maps // 2
             if index == 0:
-                kept = _made(net, _depthwise(net, x, 2), half)
+                features = _made(net, _depthwise(net, x, 2), half)
                 y = _branch(net, x, half, 2)
             else:
-                kept, y = net.split(x, half, half)
+                features, y = net.split(x, half, half)
                 y = _branch(net, y, half, 1)
-            x = _shuffled(net, net.concat(kept, y))
+            x = _shuffled(net, net.concat(features, y))
     return net.model(net.linear(net.flatten(net.mean(_made(net, x, last))), 1000))
 
 

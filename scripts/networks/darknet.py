@@ -41,10 +41,10 @@ class _Darknet:
         x = self.conv(x, maps, 3, 2)
         first = count == 1
         half = maps if first else maps // 2
-        kept, y = self.conv(x, half), self.conv(x, half)
+        features, y = self.conv(x, half), self.conv(x, half)
         for _ in range(count):
             y = self.residual(y, maps // 2)
-        return self.conv(self.net.concat(self.conv(y, half), kept), maps)
+        return self.conv(self.net.concat(self.conv(y, half), features), maps)
 
     def out(self, x: ir.Value, maps: int = OUTPUTS) -> ir.Value:
         return self.net.conv(x, maps, bias=True)
@@ -80,14 +80,14 @@ def yolov2_tiny(side: int, batch: int = 1, act: str = "leaky") -> ir.Model:
 def yolov3(side: int, batch: int = 1, act: str = "leaky") -> ir.Model:
     """Return YOLOv3."""
     dark = _Darknet("yolov3", side, batch, act)
-    x, kept = dark.conv(dark.net.image, 32, 3), []
+    x, features = dark.conv(dark.net.image, 32, 3), []
     for maps, count in ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)):
         x = dark.conv(x, maps, 3, 2)
         for _ in range(count):
             x = dark.residual(x, maps // 2)
-        kept.append(x)
+        features.append(x)
     outs = []
-    for maps, passed in ((512, None), (256, kept[3]), (128, kept[2])):
+    for maps, passed in ((512, None), (256, features[3]), (128, features[2])):
         if passed is not None:
             x = dark.net.concat(dark.net.upsample(dark.conv(x, maps)), passed)
         x = dark.chain(x, (maps, 1), (2 * maps, 3), (maps, 1), (2 * maps, 3), (maps, 1))
@@ -113,16 +113,16 @@ def yolov4(side: int, batch: int = 1, act: str = "leaky") -> ir.Model:
     """Return YOLOv4 with one activation throughout."""
     dark = _Darknet("yolov4", side, batch, act)
     net = dark.net
-    x, kept = dark.conv(net.image, 32, 3), []
+    x, features = dark.conv(net.image, 32, 3), []
     for maps, count in ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)):
         x = dark.csp(x, maps, count)
-        kept.append(x)
+        features.append(x)
     x = dark.chain(x, (512, 1), (1024, 3), (512, 1))
     x = net.concat(*[net.pool(x, k, 1, pad=k // 2) for k in (13, 9, 5)], x)
     t5 = dark.chain(x, (512, 1), (1024, 3), (512, 1))
-    x = net.concat(dark.conv(kept[3], 256), net.upsample(dark.conv(t5, 256)))
+    x = net.concat(dark.conv(features[3], 256), net.upsample(dark.conv(t5, 256)))
     t4 = dark.chain(x, (256, 1), (512, 3), (256, 1), (512, 3), (256, 1))
-    x = net.concat(dark.conv(kept[2], 128), net.upsample(dark.conv(t4, 128)))
+    x = net.concat(dark.conv(features[2], 128), net.upsample(dark.conv(t4, 128)))
     x = dark.chain(x, (128, 1), (256, 3), (128, 1), (256, 3), (128, 1))
     outs = [dark.out(dark.conv(x, 256, 3))]
     for maps, passed in ((256, t4), (512, t5)):

@@ -53,11 +53,11 @@ def c2f(net: Net, x: ir.Value, maps: int, parts: Sequence[Block], share: float =
     """Split in two, pass the second half through blocks, concatenate all results."""
     half = int(maps * share)
     first, last = net.split(conv(net, x, 2 * half), half, half)
-    kept = [first, last]
+    features = [first, last]
     for part in parts:
         last = part(net, last, half)
-        kept.append(last)
-    return conv(net, net.concat(*kept), maps)
+        features.append(last)
+    return conv(net, net.concat(*features), maps)
 
 
 def _both3(*, add: bool) -> Block:
@@ -67,10 +67,10 @@ def _both3(*, add: bool) -> Block:
 def sppf(net: Net, x: ir.Value, maps: int, *, newest: bool = False) -> ir.Value:
     """Three poolings in sequence, concatenated; the newest form adds its input."""
     half = channels(x) // 2
-    kept = [plain(net, x, half) if newest else conv(net, x, half)]
+    features = [plain(net, x, half) if newest else conv(net, x, half)]
     for _ in range(3):
-        kept.append(net.pool(kept[-1], 5, 1, pad=2))
-    y = conv(net, net.concat(*kept), maps)
+        features.append(net.pool(features[-1], 5, 1, pad=2))
+    y = conv(net, net.concat(*features), maps)
     return net.add(y, x) if newest else y
 
 
@@ -138,13 +138,13 @@ def _best(net: Net, boxes: ir.Value, classes: ir.Value) -> ir.Model:
     rows = net.transpose(net.concat(boxes, classes), 0, 2, 1)
     box, score = net.split(rows, 4, CLASSES, axis=2)
     best = net.op("ReduceMax", [score], (batch, count, 1), axes=(2,), keepdims=1)
-    kept = min(300, count)
-    output_shapes = [(batch, kept, 1), (batch, kept, 1)]
-    index = net.ops("TopK", [best, net.constant([kept])], output_shapes, attributes={"axis": 1})[1]
+    most = min(300, count)
+    output_shapes = [(batch, most, 1), (batch, most, 1)]
+    index = net.ops("TopK", [best, net.constant([most])], output_shapes, attributes={"axis": 1})[1]
     index.type = ir.TensorType(ir.DataType.INT64)
     picked = []
     for part, width in ((box, 4), (score, CLASSES)):
-        shape = (batch, kept, width)
+        shape = (batch, most, width)
         wide_index = net.op("Expand", [index, net.constant(shape)], shape)
         wide_index.type = ir.TensorType(ir.DataType.INT64)
         picked.append(net.op("GatherElements", [part, wide_index], shape, axis=1))
@@ -160,12 +160,12 @@ def suppressed(net: Net, boxes: ir.Value, classes: ir.Value) -> ir.Model:
 
 def _pyramid(
     net: Net,
-    kept: Sequence[ir.Value],
+    features: Sequence[ir.Value],
     block: Callable[[int, ir.Value], ir.Value],
     down: Callable[[int, ir.Value], ir.Value],
 ) -> list[ir.Value]:
     """Merge three scales top-down, then bottom-up; `block` 0..3 and `down` 0..1 in that order."""
-    p3, p4, p5 = kept
+    p3, p4, p5 = features
     m4 = block(0, net.concat(net.upsample(p5), p4))
     o3 = block(1, net.concat(net.upsample(m4), p3))
     o4 = block(2, net.concat(down(0, o3), m4))
@@ -178,17 +178,17 @@ def yolov5(scale: str, side: int, batch: int = 1) -> ir.Model:
     depth, width = {"n": (1 / 3, 0.25), "s": (1 / 3, 0.5), "m": (2 / 3, 0.75)}[scale]
     net = Net(f"yolov5{scale}", (batch, 3, side, side))
     x = net.silu(net.norm(net.conv(net.image, wide(64 * width), 6, 2, pad=2)))
-    kept = []
+    features = []
     for maps, count in ((128, 3), (256, 6), (512, 9), (1024, 3)):
         x = conv(net, x, wide(maps * width), 3, 2)
         x = c3(net, x, wide(maps * width), max(1, round(count * depth)))
-        kept.append(x)
+        features.append(x)
     x = sppf(net, x, wide(1024 * width))
     repeats = max(1, round(3 * depth))
     t5 = conv(net, x, wide(512 * width))
-    m4 = c3(net, net.concat(net.upsample(t5), kept[2]), wide(512 * width), repeats, add=False)
+    m4 = c3(net, net.concat(net.upsample(t5), features[2]), wide(512 * width), repeats, add=False)
     t4 = conv(net, m4, wide(256 * width))
-    o3 = c3(net, net.concat(net.upsample(t4), kept[1]), wide(256 * width), repeats, add=False)
+    o3 = c3(net, net.concat(net.upsample(t4), features[1]), wide(256 * width), repeats, add=False)
     o4 = net.concat(conv(net, o3, wide(256 * width), 3, 2), t4)
     o4 = c3(net, o4, wide(512 * width), repeats, add=False)
     o5 = net.concat(conv(net, o4, wide(512 * width), 3, 2), t5)
@@ -210,15 +210,15 @@ def yolov8(scale: str, side: int, batch: int = 1) -> ir.Model:
     def block(x: ir.Value, maps: int, count: int, *, add: bool) -> ir.Value:
         return c2f(net, x, channels_of(maps), [_both3(add=add)] * max(1, round(count * depth)))
 
-    x, kept = conv(net, net.image, channels_of(64), 3, 2), []
+    x, pyramid = conv(net, net.image, channels_of(64), 3, 2), []
     for maps, count in ((128, 3), (256, 6), (512, 6), (1024, 3)):
         x = block(conv(net, x, channels_of(maps), 3, 2), maps, count, add=True)
-        kept.append(x)
-    kept[-1] = sppf(net, x, channels_of(1024))
+        pyramid.append(x)
+    pyramid[-1] = sppf(net, x, channels_of(1024))
     maps_of = (512, 256, 512, 1024)
     features = _pyramid(
         net,
-        kept[1:],
+        pyramid[1:],
         lambda i, y: block(y, maps_of[i], 3, add=False),
         lambda i, y: conv(net, y, channels_of((256, 512)[i]), 3, 2),
     )
@@ -261,10 +261,10 @@ def attention_block(net: Net, x: ir.Value, heads: int) -> ir.Value:
 def psa(net: Net, x: ir.Value, count: int = 1) -> ir.Value:
     """Attend with half of the channels."""
     maps, half = channels(x), channels(x) // 2
-    kept, y = net.split(conv(net, x, 2 * half), half, half)
+    features, y = net.split(conv(net, x, 2 * half), half, half)
     for _ in range(count):
         y = attention_block(net, y, max(1, half // 64))
-    return conv(net, net.concat(kept, y), maps)
+    return conv(net, net.concat(features, y), maps)
 
 
 _V10_LARGE = {"n": {7}, "s": {3, 7}, "m": set[int]()}
@@ -290,16 +290,16 @@ def yolov10(scale: str, side: int, batch: int = 1) -> ir.Model:
             net, conv(net, x, channels_of(maps)), channels_of(maps), 3, 2, group=channels_of(maps)
         )
 
-    x, kept = conv(net, net.image, channels_of(64), 3, 2), []
+    x, pyramid = conv(net, net.image, channels_of(64), 3, 2), []
     for place, (maps, count) in enumerate(((128, 3), (256, 6), (512, 6), (1024, 3))):
         x = down(x, maps) if place > 1 else conv(net, x, channels_of(maps), 3, 2)
         x = block(x, maps, count, place)
-        kept.append(x)
-    kept[-1] = psa(net, sppf(net, x, channels_of(1024)))
+        pyramid.append(x)
+    pyramid[-1] = psa(net, sppf(net, x, channels_of(1024)))
     maps_of = (512, 256, 512, 1024)
     features = _pyramid(
         net,
-        kept[1:],
+        pyramid[1:],
         lambda i, y: block(y, maps_of[i], 3, 4 + i),
         lambda i, y: conv(net, y, channels_of(256), 3, 2) if i == 0 else down(y, 512),
     )
@@ -340,12 +340,12 @@ def yolo11(scale: str, side: int, batch: int = 1, *, version: int = 11) -> ir.Mo
         part = _c3k() if deep or scale in "mlx" else _half3
         return c2f(net, x, channels_of(maps), [part] * max(1, round(2 * depth)), share)
 
-    x, kept = conv(net, net.image, channels_of(64), 3, 2), []
+    x, pyramid = conv(net, net.image, channels_of(64), 3, 2), []
     rows = ((128, 256, False, 0.25), (256, 512, False, 0.25), (512, 512, True, 0.5))
     for maps, after, deep, share in (*rows, (1024, 1024, True, 0.5)):
         x = block(conv(net, x, channels_of(maps), 3, 2), after, deep=deep, share=share)
-        kept.append(x)
-    kept[-1] = psa(net, sppf(net, x, channels_of(1024), newest=newest), max(1, round(2 * depth)))
+        pyramid.append(x)
+    pyramid[-1] = psa(net, sppf(net, x, channels_of(1024), newest=newest), max(1, round(2 * depth)))
     maps_of = (512, 256, 512, 1024)
 
     def merged(index: int, y: ir.Value) -> ir.Value:
@@ -355,7 +355,7 @@ def yolo11(scale: str, side: int, batch: int = 1, *, version: int = 11) -> ir.Mo
 
     features = _pyramid(
         net,
-        kept[1:],
+        pyramid[1:],
         merged,
         lambda i, y: conv(net, y, channels_of((256, 512)[i]), 3, 2),
     )
@@ -379,10 +379,10 @@ def _csp9(net: Net, x: ir.Value, maps: int, count: int) -> ir.Value:
 def _elan4(net: Net, x: ir.Value, maps: int, count: int) -> ir.Value:
     half = maps // 2
     first, last = net.split(conv(net, x, maps), half, half)
-    kept = [first, last]
+    features = [first, last]
     for _ in range(2):
-        kept.append(conv(net, _csp9(net, kept[-1], half, count), half, 3))
-    return conv(net, net.concat(*kept), maps)
+        features.append(conv(net, _csp9(net, features[-1], half, count), half, 3))
+    return conv(net, net.concat(*features), maps)
 
 
 # Maps of the four stages, of the merging blocks and of the two ways down; repeats in a block.
@@ -402,7 +402,7 @@ def yolov9(scale: str, side: int, batch: int = 1) -> ir.Model:
         return conv(net, net.pool(x, 2, 1, kind="AveragePool"), maps, 3, 2)
 
     stem = 16 if scale == "t" else 32
-    x, kept = conv(net, conv(net, net.image, stem, 3, 2), 2 * stem, 3, 2), []
+    x, pyramid = conv(net, conv(net, net.image, stem, 3, 2), 2 * stem, 3, 2), []
     for place, maps in enumerate(stages):
         if place:
             x = down(x, maps)
@@ -410,14 +410,14 @@ def yolov9(scale: str, side: int, batch: int = 1) -> ir.Model:
             x = _elan1(net, x, maps, maps, maps // 2)
         else:
             x = _elan4(net, x, maps, count)
-        kept.append(x)
+        pyramid.append(x)
     pooled = [conv(net, x, stages[3] // 2)]
     for _ in range(3):
         pooled.append(net.pool(pooled[-1], 5, 1, pad=2))
-    kept[-1] = conv(net, net.concat(*pooled), stages[3])
+    pyramid[-1] = conv(net, net.concat(*pooled), stages[3])
     features = _pyramid(
         net,
-        kept[1:],
+        pyramid[1:],
         lambda i, y: _elan4(net, y, merged[i], count),
         lambda i, y: down(y, downs[i]),
     )

@@ -34,22 +34,22 @@ def yolov7_tiny(side: int, batch: int = 1) -> ir.Model:
     """Return YOLOv7-tiny (LeakyReLU)."""
     net = Net("yolov7_tiny", (batch, 3, side, side))
 
-    def elan(x: ir.Value, inner: int, made: int) -> ir.Value:
+    def elan(x: ir.Value, inner: int, out_channels: int) -> ir.Value:
         a, b = _leaky(net, x, inner), _leaky(net, x, inner)
         c = _leaky(net, b, inner, 3)
-        return _leaky(net, net.concat(_leaky(net, c, inner, 3), c, b, a), made)
+        return _leaky(net, net.concat(_leaky(net, c, inner, 3), c, b, a), out_channels)
 
     x = _leaky(net, _leaky(net, net.image, 32, 3, 2), 64, 3, 2)
-    kept = []
+    features = []
     for place, inner in enumerate((32, 64, 128, 256)):
         x = elan(net.pool(x, 2, 2) if place else x, inner, 2 * inner)
-        kept.append(x)
+        features.append(x)
     a, b = _leaky(net, x, 256), _leaky(net, x, 256)
     pools = [net.pool(b, k, 1, pad=k // 2) for k in (13, 9, 5)]
     t5 = _leaky(net, net.concat(_leaky(net, net.concat(*pools, b), 256), a), 256)
-    side4 = net.concat(_leaky(net, kept[2], 128), net.upsample(_leaky(net, t5, 128)))
+    side4 = net.concat(_leaky(net, features[2], 128), net.upsample(_leaky(net, t5, 128)))
     t4 = elan(side4, 64, 128)
-    side3 = net.concat(_leaky(net, kept[1], 64), net.upsample(_leaky(net, t4, 64)))
+    side3 = net.concat(_leaky(net, features[1], 64), net.upsample(_leaky(net, t4, 64)))
     o3 = elan(side3, 32, 64)
     o4 = elan(net.concat(_leaky(net, o3, 128, 3, 2), t4), 64, 128)
     o5 = elan(net.concat(_leaky(net, o4, 256, 3, 2), t5), 128, 256)
@@ -61,17 +61,17 @@ def yolov7(side: int, batch: int = 1) -> ir.Model:
     """Return YOLOv7."""
     net = Net("yolov7", (batch, 3, side, side))
 
-    def elan(x: ir.Value, inner: int, made: int) -> ir.Value:
+    def elan(x: ir.Value, inner: int, out_channels: int) -> ir.Value:
         a, b = conv(net, x, inner), conv(net, x, inner)
         c = conv(net, conv(net, b, inner, 3), inner, 3)
         d = conv(net, conv(net, c, inner, 3), inner, 3)
-        return conv(net, net.concat(d, c, b, a), made)
+        return conv(net, net.concat(d, c, b, a), out_channels)
 
-    def wide_elan(x: ir.Value, inner: int, made: int) -> ir.Value:
-        kept = [conv(net, x, made), conv(net, x, made)]
+    def wide_elan(x: ir.Value, inner: int, out_channels: int) -> ir.Value:
+        features = [conv(net, x, out_channels), conv(net, x, out_channels)]
         for _ in range(4):
-            kept.append(conv(net, kept[-1], inner, 3))
-        return conv(net, net.concat(*reversed(kept)), made)
+            features.append(conv(net, features[-1], inner, 3))
+        return conv(net, net.concat(*reversed(features)), out_channels)
 
     def down(x: ir.Value, maps: int, *more: ir.Value) -> ir.Value:
         pooled = conv(net, net.pool(x, 2, 2), maps)

@@ -22,11 +22,11 @@ class _Parts:
 
     def csp(self, x: ir.Value, maps: int, count: int, *, add: bool = True) -> ir.Value:
         half = maps // 2
-        y, other = conv(self.net, x, half), conv(self.net, x, half)
+        y, second = conv(self.net, x, half), conv(self.net, x, half)
         for _ in range(count):
             z = self.conv3(conv(self.net, y, half), half)
             y = self.net.add(z, y) if add else z
-        return conv(self.net, self.net.concat(y, other), maps)
+        return conv(self.net, self.net.concat(y, second), maps)
 
 
 def yolox(scale: str, side: int, batch: int = 1) -> ir.Model:
@@ -36,7 +36,7 @@ def yolox(scale: str, side: int, batch: int = 1) -> ir.Model:
     parts = _Parts(net, separable=scale == "n")
     base, count = int(64 * width), max(1, round(3 * depth))
     corners = [net.strided(net.image, r, c) for r, c in ((0, 0), (1, 0), (0, 1), (1, 1))]
-    x, kept = conv(net, net.concat(*corners), base, 3), []
+    x, features = conv(net, net.concat(*corners), base, 3), []
     for times, repeats in ((2, count), (4, 3 * count), (8, 3 * count), (16, count)):
         x = parts.conv3(x, times * base, 2)
         if times == 16:
@@ -44,8 +44,8 @@ def yolox(scale: str, side: int, batch: int = 1) -> ir.Model:
             pools = [net.pool(y, k, 1, pad=k // 2) for k in (5, 9, 13)]
             x = conv(net, net.concat(y, *pools), 16 * base)
         x = parts.csp(x, times * base, repeats, add=times < 16)
-        kept.append(x)
-    _, p3, p4, p5 = kept
+        features.append(x)
+    _, p3, p4, p5 = features
     repeats = round(3 * depth)
     t5 = conv(net, p5, 8 * base)
     m4 = parts.csp(net.concat(net.upsample(t5), p4), 8 * base, repeats, add=False)

@@ -110,8 +110,8 @@ def test_a_signal_that_does_not_end_the_wait_ends_the_agent(
         assert board.process is not None
         pid = board.process.pid
         threads = {int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()}
-        other = min(threads - {pid})
-        assert ctypes.CDLL(None).tgkill(pid, other, signal.SIGTERM) == 0
+        second = min(threads - {pid})
+        assert ctypes.CDLL(None).tgkill(pid, second, signal.SIGTERM) == 0
         assert board.process.wait(WAIT_S) == 0
         board.process = None
         watcher.wait_state("stopped")

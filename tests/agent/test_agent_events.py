@@ -72,8 +72,8 @@ def test_the_end_of_an_update_is_the_same_event_after_a_restart() -> None:
         for session, at in ((1, "noon"), (2, "later"))
     )
     assert first.event.id == again.event.id
-    other = next(iter(events_of(None, report("refused"), source=SOURCE, at="noon")))
-    assert other.event.id != first.event.id
+    second = next(iter(events_of(None, report("refused"), source=SOURCE, at="noon")))
+    assert second.event.id != first.event.id
 
 
 def test_old_telemetry_makes_room_and_what_is_final_stays(tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def test_an_event_of_another_type_costs_that_event_alone(tmp_path: Path, value: 
     outbox = Outbox(tmp_path / "outbox.db")
     for number in range(3):
         outbox.add("update", event(number), final=True)
-    with sqlite3.connect(tmp_path / "outbox.db") as other:
-        other.execute("PRAGMA writable_schema = ON")
-        other.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL', '')")
-    other.close()
-    with sqlite3.connect(tmp_path / "outbox.db") as other:
-        other.execute(f"UPDATE waiting SET event = {value} WHERE id = '1'")
-    other.close()
+    with sqlite3.connect(tmp_path / "outbox.db") as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL', '')")
+    connection.close()
+    with sqlite3.connect(tmp_path / "outbox.db") as connection:
+        connection.execute(f"UPDATE waiting SET event = {value} WHERE id = '1'")
+    connection.close()
     assert [row.id for row in outbox.waiting(9)] == ["0", "2"]
     outbox.close()
 
@@ -167,8 +167,8 @@ def test_an_event_that_the_disk_damaged_costs_that_event_alone(tmp_path: Path) -
     outbox = Outbox(tmp_path / "outbox.db")
     for number in range(3):
         outbox.add("update", event(number), final=True)
-    with sqlite3.connect(tmp_path / "outbox.db") as other:
-        other.execute("UPDATE waiting SET event = x'7b00ff' WHERE id = '1'")
+    with sqlite3.connect(tmp_path / "outbox.db") as connection:
+        connection.execute("UPDATE waiting SET event = x'7b00ff' WHERE id = '1'")
     for _ in range(2):
         assert [row.id for row in outbox.waiting(9)] == ["0", "2"]
 
@@ -177,9 +177,11 @@ def test_a_disk_that_takes_nothing_costs_the_disk_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     outbox = Outbox(tmp_path / "outbox.db")
-    with sqlite3.connect(tmp_path / "outbox.db") as other:
-        other.execute("DROP TABLE told")  # any write of the end of an update fails from here on
-        other.execute("DROP TABLE waiting")
+    with sqlite3.connect(tmp_path / "outbox.db") as connection:
+        connection.execute(
+            "DROP TABLE told"
+        )  # any write of the end of an update fails from here on
+        connection.execute("DROP TABLE waiting")
     outbox.add("update", event(1), final=True)
     outbox.add("update", event(2), final=True)
     assert "takes nothing" in caplog.text

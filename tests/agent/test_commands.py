@@ -303,8 +303,8 @@ def test_a_board_that_takes_signed_commands_refuses_all_others(tmp_path: Path) -
         signed["payload"] = signed["payload"].replace("{}", "{ }")
         refused = ended(stand, changed, msgspec.json.encode(signed))
         assert "the command is signed by 0 of the director's keys" in refused.reason
-        other = new_command(device="board-2")
-        refused = ended(stand, other, payload_of(fleet, other))
+        second = new_command(device="board-2")
+        refused = ended(stand, second, payload_of(fleet, second))
         assert "the command is for the device board-2" in refused.reason
         late = new_command(expires="2020-01-01T00:00:00Z")
         assert "has expired at 2020-01-01" in ended(stand, late, payload_of(fleet, late)).reason
@@ -552,9 +552,9 @@ def give_job(told: Told, command_id: str, **changes: object) -> list[str]:
 def test_a_board_does_jobs_for_a_farm_it_is_in_while_it_does_nothing_else(
     labels: dict[str, str], phase: Any, pipeline: Any, reason: str
 ) -> None:
-    said = no_job(labels, phase, pipeline)
-    assert reason in said
-    assert bool(said) == bool(reason)
+    text = no_job(labels, phase, pipeline)
+    assert reason in text
+    assert bool(text) == bool(reason)
 
 
 @pytest.mark.parametrize(

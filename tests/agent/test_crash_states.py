@@ -207,8 +207,8 @@ class Story:
     def crash_loop(self) -> None:
         before = self.board.active
         state = self.board.updater.state
-        other = state.record(state.idle)
-        back_to = other.sha256 if other is not None and other.good else before
+        second = state.record(state.idle)
+        back_to = second.sha256 if second is not None and second.good else before
         self.promise(before, back_to)
         self.board.updater.ask("crashed", "it died")
         if back_to != before:

@@ -153,9 +153,9 @@ def test_another_base_than_the_server_has_costs_only_bytes(tmp_path: Path) -> No
 def test_without_zstd_the_chunks_are_asked_for(tmp_path: Path) -> None:
     bundle = write_model_bundle(tmp_path / "1.bundle", detector(np.random.default_rng(1), 2))
     extract_bundle(bundle, tmp_path / "slot")
-    other = write_model_bundle(tmp_path / "2.bundle", detector(np.random.default_rng(2), 2))
+    second = write_model_bundle(tmp_path / "2.bundle", detector(np.random.default_rng(2), 2))
     (tmp_path / "download").mkdir()
-    blob = Blob(other)
+    blob = Blob(second)
     with mock.patch.dict("sys.modules", {"zstandard": None}):
         fetch = Fetch(tmp_path / "download", blob.spec, 64, {"1" * 64: tmp_path / "slot"})
         sent_by(blob, None, fetch)

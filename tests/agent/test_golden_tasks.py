@@ -88,8 +88,8 @@ def test_objects_are_matched(after: tuple[tuple[float, ...], ...], agreement: fl
 def test_the_best_class_is_compared_and_not_the_others() -> None:
     recorded = [{"o": np.array([[0.1, 0.7, 0.2]], np.float32)}] * 4
     same = {"o": np.array([[0.3, 0.4, 0.3]], np.float32)}
-    other = {"o": np.array([[0.7, 0.1, 0.2]], np.float32)}
-    compared = compare_outputs(CLASSES, recorded, [same, same, same, other])
+    second = {"o": np.array([[0.7, 0.1, 0.2]], np.float32)}
+    compared = compare_outputs(CLASSES, recorded, [same, same, same, second])
     assert (compared.task, compared.agreement) == ("best classes", 0.75)
 
 

@@ -14,7 +14,7 @@ from board_fixtures import PATIENCE_S, Board, colour_bundle, command_line, start
 from mqtt_fixtures import AgentBox
 from video_fixtures import RtspServer, rtsp_server, wait_for
 
-from device.start.keeper import end_keepers, kept, mark_of
+from device.start.keeper import end_keepers, keeper_command, mark_of
 from device.start.process_tree import descendants
 
 SECRET = "s3cret-of-the-camera"
@@ -186,8 +186,9 @@ def test_what_is_kept_ends_with_the_process_that_started_its_keeper(tmp_path: Pa
     code = LOST.format(file=file) + "time.sleep(600)\n"
     parent = (
         "import subprocess, sys, time\n"
-        "from device.start.keeper import kept\n"
-        f"subprocess.Popen(kept((sys.executable, '-c', {code!r}), 'm'), start_new_session=True)\n"
+        "from device.start.keeper import keeper_command\n"
+        f"command = keeper_command((sys.executable, '-c', {code!r}), 'm')\n"
+        "subprocess.Popen(command, start_new_session=True)\n"
         "time.sleep(600)\n"
     )
     agent = subprocess.Popen([sys.executable, "-c", parent], cwd=Path(__file__).parents[2])
@@ -211,7 +212,9 @@ def test_an_encoder_that_is_about_to_end_is_let_do_so(tmp_path: Path) -> None:
 
 
 def test_a_command_that_cannot_be_started_is_said() -> None:
-    done = subprocess.run(kept(("/no/such",), ""), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        keeper_command(("/no/such",), ""), capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (
         127, "cannot start /no/such: No such file or directory\n"
     )  # fmt: skip

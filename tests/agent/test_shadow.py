@@ -171,12 +171,12 @@ class Stand:
 
 @pytest.fixture
 def stand(tmp_path: Path) -> Iterator[Stand]:
-    made = Stand(tmp_path)
+    new_stand = Stand(tmp_path)
     try:
-        made.start_fleet()
-        yield made
+        new_stand.start_fleet()
+        yield new_stand
     finally:
-        made.close()
+        new_stand.close()
 
 
 def test_a_release_that_agrees_is_tried_and_one_that_does_not_is_refused_with_numbers(
@@ -370,9 +370,9 @@ def test_attempts_count_for_one_request_and_a_result_lasts_into_the_trial() -> N
     assert state.b is not None
     assert state.b.shadow_attempts == 2
     assert slots.suspend_shadow(state).b.shadow_attempts == 1  # type: ignore[union-attr]
-    other = slots.begin_shadow(state, "r2").b
-    assert other is not None
-    assert (other.shadow_request, other.shadow_attempts) == ("r2", 1)
+    second = slots.begin_shadow(state, "r2").b
+    assert second is not None
+    assert (second.shadow_request, second.shadow_attempts) == ("r2", 1)
     ended = slots.end_shadow(state, 0.99, 40)
     trial = slots.begin_trial(ended, "r1").b
     assert trial is not None

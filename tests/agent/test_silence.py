@@ -24,7 +24,7 @@ from device.agent.pipeline_process import (
 )
 from device.agent.process_activity import Activity, activity_of
 from device.agent.silence import HARD, IDLE_S, STOPPED_S, ActivityWatch, Heard, Patience, why_ended
-from device.start.keeper import kept
+from device.start.keeper import keeper_command
 from device.start.process_tree import descendants
 
 PATIENCE_S = 60.0
@@ -123,7 +123,7 @@ def test_what_was_missed_while_the_agent_stood_still_does_not_count() -> None:
 @contextmanager
 def running(code: str) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
-        kept((sys.executable, "-c", code), ""),
+        keeper_command((sys.executable, "-c", code), ""),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -164,8 +164,8 @@ def test_the_work_of_what_it_started_counts_in_whatever_session() -> None:
         "print(flush=True); sys.stdin.read(1); child.kill(); print(flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(
-        kept((sys.executable, "-c", code), ""), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True,
+        keeper_command((sys.executable, "-c", code), ""),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin is not None
     try:

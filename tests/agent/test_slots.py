@@ -69,12 +69,12 @@ def test_an_earlier_good_release_that_fails_its_new_trial_is_good_no_more() -> N
 
 def test_a_release_that_was_rolled_back_is_remembered_until_it_is_live() -> None:
     failed = slots.roll_back(on_trial("2", live("1")), "x")
-    other = live("3", failed)
-    assert other.failure is None  # nothing to report: another release is live
-    known = other.failure_of("2" * 64)
+    second = live("3", failed)
+    assert second.failure is None  # nothing to report: another release is live
+    known = second.failure_of("2" * 64)
     assert known is not None
     assert known.reason == "x"
-    assert live("2", other).failure_of("2" * 64) is None
+    assert live("2", second).failure_of("2" * 64) is None
 
 
 def test_so_many_failures_are_remembered() -> None:
@@ -245,14 +245,14 @@ def test_two_agents_on_one_state_directory_are_refused(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from device.update.slot_store import SlotStore\n"
         "SlotStore(Path(sys.argv[1]))"
     )
-    other = subprocess.run(
+    second = subprocess.run(
         [sys.executable, "-c", code, tmp_path],
         capture_output=True,
         text=True,
         check=False,
         timeout=30,
     )
-    assert "another agent already uses state_dir" in other.stderr
+    assert "another agent already uses state_dir" in second.stderr
     store.close()
     SlotStore(tmp_path).close()  # the file that stays behind blocks nobody
 
@@ -356,8 +356,8 @@ def test_the_older_copy_gives_way_to_what_the_slots_know_better(tmp_path: Path) 
     assert (state.active, state.trial) == ("b", None)
     assert "The other copy of the state is used" in state.recovery
     # And a slot that was overwritten is not what an older copy says.
-    other = {"a": SlotSeal(record=record("9"))}
-    assert slots.agreeing(state, other).a is None  # type: ignore[arg-type]
+    second = {"a": SlotSeal(record=record("9"))}
+    assert slots.agreeing(state, second).a is None  # type: ignore[arg-type]
     assert slots.agreeing(slots.lose_active(state), {}).active == "a"
     store.close()
 

@@ -304,11 +304,11 @@ def test_an_unsigned_bundle_is_for_a_bench_and_one_of_another_board_for_none(
     refused = field.ask(2, 1, 0, ask)
     assert (refused["rc"], field.installs) == (11, [])
     assert "takes only signed ones" in str(refused["rsn"])
-    other = make_bundle(
+    second = make_bundle(
         tmp_path / "in", profile="orin-nx", version="2", engine_bytes=3000
     ).read_bytes()
-    bench.send(other)
-    refused = bench.ask(2, 1, 0, {"hash": hashlib.sha256(other).digest()})
+    bench.send(second)
+    refused = bench.ask(2, 1, 0, {"hash": hashlib.sha256(second).digest()})
     assert "the bundle is built for orin-nx, this device is" in str(refused["rsn"])
     bench.send(b"no bundle")
     refused = bench.ask(2, 1, 0, {"hash": hashlib.sha256(b"no bundle").digest()})

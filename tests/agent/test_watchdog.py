@@ -301,10 +301,10 @@ def runner(tmp_path: Path) -> PipelineRunner:
         device="d", profile="laptop", state_dir=str(tmp_path), broker=BrokerTable(host="h"),
         pipeline=PipelineTable(stall_s=10.0, start_s=100.0),
     )  # fmt: skip
-    made = PipelineRunner(config, "t", PIPELINE, lambda _event: None)
-    made._process = FakeProcess()  # type: ignore[assignment]
-    made._set("starting")
-    return made
+    pipeline_runner = PipelineRunner(config, "t", PIPELINE, lambda _event: None)
+    pipeline_runner._process = FakeProcess()  # type: ignore[assignment]
+    pipeline_runner._set("starting")
+    return pipeline_runner
 
 
 def look(runner: PipelineRunner, until_s: float, from_s: float = 0.0) -> int:

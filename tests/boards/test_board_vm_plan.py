@@ -38,8 +38,8 @@ def test_a_plan_is_what_its_options_say(suite: str, arch: str, tmp_path: Path) -
     assert f"linux-image-{arch}" in plan.packages
     row, root = SUITES[suite], str(tmp_path / "root")
     command = plan.bootstrap(tmp_path / "root", tmp_path, "mirror:/a")
-    other = (f"deb mirror:/a {row.systemd_release} main",) if row.systemd_release else ()
-    assert command[command.index(root) - 1 :] == (row.release, root, "mirror:/a", *other)
+    second = (f"deb mirror:/a {row.systemd_release} main",) if row.systemd_release else ()
+    assert command[command.index(root) - 1 :] == (row.release, root, "mirror:/a", *second)
     assert f"--architectures={arch}" in command
     boot = plan.boot(tmp_path / "d", 2222, tmp_path / "q", tmp_path / "c")
     assert boot[0] == {"arm64": "qemu-system-aarch64", "amd64": "qemu-system-x86_64"}[arch]

@@ -467,8 +467,8 @@ def test_a_report_has_facts_and_no_names_of_the_user_s(
 ) -> None:
     monkeypatch.setenv("TANDEM_SOME_TOKEN", "s3cret")
     monkeypatch.setattr("socket.gethostname", lambda: "annas-laptop")
-    found = "plans in /home/anna/plans, broker 10.1.2.3:1883 of anna@example.org at annas-laptop"
-    rows = [Result("plans", "warning", found, (), (), "why", "fix")]
+    finding = "plans in /home/anna/plans, broker 10.1.2.3:1883 of anna@example.org at annas-laptop"
+    rows = [Result("plans", "warning", finding, (), (), "why", "fix")]
     write_report(tmp_path / "r.json", "host", rows)
     text = (tmp_path / "r.json").read_text()
     assert not any(word in text for word in ("anna", "10.1.2.3", "s3cret", "example.org"))

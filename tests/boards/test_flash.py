@@ -167,8 +167,8 @@ def test_a_board_that_takes_no_more_says_why(tmp_path: Path) -> None:
 def test_a_host_key_that_has_changed_is_called_that(
     tmp_path: Path, sshd: Sshd, board: AgentBox
 ) -> None:
-    other, known = tmp_path / "other", tmp_path / "known hosts"
-    command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other))
+    second, known = tmp_path / "other", tmp_path / "known hosts"
+    command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(second))
     subprocess.run(command, check=True)
     key = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     known.write_text(f"[127.0.0.1]:{sshd.port} {key}\n")

@@ -241,7 +241,7 @@ def test_a_second_client_is_told_to_wait_and_a_port_belongs_to_one_program(
     tmp_path: Path, wire: Cable, board: Board, rng: np.random.Generator
 ) -> None:
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
-    other = bundle_of(tmp_path / "other", rng.bytes(MEGABYTE), "2")
+    second = bundle_of(tmp_path / "other", rng.bytes(MEGABYTE), "2")
     server = serve(board, wire)
     udp = UdpServer("127.0.0.1", 0, board.service.handle)
     udp.start()
@@ -255,7 +255,7 @@ def test_a_second_client_is_told_to_wait_and_a_port_belongs_to_one_program(
             (SerialLine(wire.host, 115200, "console"), TransportError),
         ):
             with pytest.raises(kind) as error:
-                send(line, other)
+                send(line, second)
             refused.append(str(error.value))
 
     try:

@@ -260,9 +260,9 @@ def test_trust_that_was_cut_off_is_sent_again_and_no_other_fleets_is(tmp_path: P
 
 
 def test_a_change_of_the_systems_packages_is_seen() -> None:
-    other = probe(packages={"numpy": Package(version="2.0.0", path="/usr/n", digest="b")})
+    second = probe(packages={"numpy": Package(version="2.0.0", path="/usr/n", digest="b")})
     assert changed_packages(probe(), probe()) == ()
-    assert changed_packages(probe(), other) == ("numpy",)
+    assert changed_packages(probe(), second) == ("numpy",)
     assert changed_packages(probe(), probe(packages={})) == ("numpy",)
 
 
@@ -414,9 +414,9 @@ def test_a_password_that_was_mistyped_is_asked_for_again(
         capsys.readouterr().err
     )
     assert next_board.become_root() == ["right"]  # nobody is asked any more
-    other = SudoBoard(once.ask, "another")
+    second = SudoBoard(once.ask, "another")
     typed += ["another"]
-    assert other.become_root() == ["right", "another"]
+    assert second.become_root() == ["right", "another"]
     typed += ["a", "b", "c"]
     with pytest.raises(BoardError, match="sudo does not take the password of robot"):
         SudoBoard(once.ask, "none").become_root()

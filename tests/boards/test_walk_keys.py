@@ -39,9 +39,9 @@ def test_ci_publishes_operators_deploy_and_a_backup_is_whole(
     names = {path.name for path in (tmp_path / "fleet/repository/metadata").iterdir()}
     assert "2.targets.json" in names
     # The operator cannot publish any more, and keeps all fresh.
-    other = make_bundle(tmp_path / "in", version="2")
+    second = make_bundle(tmp_path / "in", version="2")
     with pytest.raises(TandemError, match=r"targets\.pem"):
-        tandem.main(["fleet", "publish", str(other), "--fleet", "fleet"], standalone_mode=False)
+        tandem.main(["fleet", "publish", str(second), "--fleet", "fleet"], standalone_mode=False)
     follow("tandem fleet refresh --fleet fleet")
     follow(backup)
     assert (tmp_path / "backup.tar.gz").stat().st_mode & 0o077 == 0

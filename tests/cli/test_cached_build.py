@@ -271,10 +271,10 @@ def test_another_checkout_has_the_same_keys(tmp_path: Path) -> None:
     shutil.copy(configs.ROOT / "profiles" / "laptop.toml", tmp_path / "mine.toml")
     (tmp_path / "data").mkdir()
     shutil.move(tmp_path / "d.npy", tmp_path / "data")
-    other = tmp_path / "other"
-    shutil.copytree(tmp_path, other)
+    second = tmp_path / "other"
+    shutil.copytree(tmp_path, second)
     keys = {
         key(at, "--data", str(at / "data"), "--profile", str(at / "mine.toml"))
-        for at in (tmp_path, other)
+        for at in (tmp_path, second)
     }
     assert len(keys) == 1

@@ -104,15 +104,15 @@ def check_page(browser: Browser, page: Path) -> None:
 
 
 def pages(model: Path, engine: Path, folder: Path) -> dict[str, Path]:
-    other = folder / "b.engine"
+    second = folder / "b.engine"
     run("build", model, "--profile", "orin-nx-16gb", "--precision", "int8", "--dummy-ranges",
-        "-o", other)  # fmt: skip
+        "-o", second)  # fmt: skip
     made = {name: folder / f"{name}.html" for name in ("inspect", "model", "bench", "two", "plan")}
-    run("inspect", other, "--html", made["inspect"])
+    run("inspect", second, "--html", made["inspect"])
     run("inspect", model, "--profile", "orin-nx-16gb", "--html", made["model"])
     run("bench", engine, "--iterations", "20", "--warmup", "0", "--profile", "--html",
         made["bench"])  # fmt: skip
-    run("compare", engine, other, "--random", "1", "--html", made["two"])
+    run("compare", engine, second, "--random", "1", "--html", made["two"])
     run("plan", model, "--profile", "orin-nx-16gb", "--html", made["plan"])
     return {**made, "build": folder / "build.html"}
 

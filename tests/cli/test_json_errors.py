@@ -11,7 +11,7 @@ from toolkit.cli import failures
 
 # words -> exit status, what the error says
 ERRORS = {
-    ("board", "info", "usb://x"): (2, "is no way to a board"),
+    ("board", "info", "usb://x"): (2, "is no address of a board"),
     ("board", "info", "ssh://u:secret@host"): (2, "takes no password"),
     ("board", "info", "serial:///dev/ttyX?baud=fast"): (2, "is no rate"),
     ("board", "info", "serial:///nowhere/ttyX"): (1, "cannot be opened"),
@@ -29,7 +29,7 @@ ERRORS = {
     ),
     ("board", "nosuch"): (2, "No such command 'nosuch'"),
     ("flash", "nosuch.bundle"): (2, "'nosuch.bundle' does not exist"),
-    ("flash", "in.csv", "--to", "usb://x"): (2, "is no way to a board"),
+    ("flash", "in.csv", "--to", "usb://x"): (2, "is no address of a board"),
     ("flash", "in.csv", "--to", "mqtt://127.0.0.1:1/b"): (1, "is not a bundle"),
     ("flash",): (2, "name the BUNDLE"),
 }
@@ -50,7 +50,7 @@ def test_an_error_is_json(
 def test_without_json_an_error_is_a_text() -> None:
     done = invoke("board", "info", "usb://x")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "Error: usb://x is no way to a board" in done.stderr
+    assert "Error: usb://x is no address of a board" in done.stderr
     # Behind -- there are no options.
     assert "Error: " in invoke("board", "info", "--", "--json").stderr
 

@@ -303,8 +303,8 @@ def test_a_deconvolution_is_a_convolution_for_each_phase() -> None:
     )
     assert cycles.mac == 4 * estimate(phase, FULL).mac
     assert cycles.macs == 14 * 14 * 16 * 64 * 32
-    made = 32 * 28 * 28
-    assert cycles.bytes_written == 2 * made  # the phases, then their interleaving
+    outputs = 32 * 28 * 28
+    assert cycles.bytes_written == 2 * outputs  # the phases, then their interleaving
     alone = estimate(replace(layer, stride=(1, 1), kernel=(3, 3)), FULL)
     assert alone.bytes_written == 32 * 14 * 14
 

@@ -111,9 +111,9 @@ def test_one_cap_of_loadables_holds_in_every_version():
 
 def test_weights_of_convolutions_have_the_precision_and_other_constants_are_filled_up():
     weights = constant(10, 8, 3, 3)
-    made = one_node("Conv", [(1, 8, 9, 9), weights, constant(10)], (1, 10, 7, 7))
-    assert stored_bytes(made, "int8", "v2") == 720 + 4 * 10
-    assert stored_bytes(made, "fp16", "v2") == 1440 + 4 * 10
+    convolution = one_node("Conv", [(1, 8, 9, 9), weights, constant(10)], (1, 10, 7, 7))
+    assert stored_bytes(convolution, "int8", "v2") == 720 + 4 * 10
+    assert stored_bytes(convolution, "fp16", "v2") == 1440 + 4 * 10
     added = one_node("Add", [(1, 20, 4, 4), constant(1, 20, 1, 1)], (1, 20, 4, 4))
     assert stored_bytes(added, "int8", "v2") == 4 * 32
     assert stored_bytes(added, "fp16", "v2") == 4 * 32

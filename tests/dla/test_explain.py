@@ -77,12 +77,12 @@ def test_a_rule_that_does_not_apply_says_what_keeps_it():
 
 def test_the_text_tells_refusals_first_with_limit_source_and_help():
     text = render_explanation(explain_node(conv(strides=[9, 1]), V2, "10.3", "int8"))
-    first, refused, kept, *_ = text.split("\n\n")
+    first, refused, accepted, *_ = text.split("\n\n")
     assert first == "node (Conv) on DLA v2, int8, TensorRT 10.3: 1 of 28 rules refuses it"
     assert "conv.stride" in refused
     assert "strides 9x1, but strides must be in [1, 8]" in refused
     assert "documented: NvInfer.h 10.3" in refused
-    assert "kernel 3x3: kernel height and width must be in [1, 32]" in kept
+    assert "kernel 3x3: kernel height and width must be in [1, 32]" in accepted
     fp32 = render_explanation(explain_node(conv(), V2, "10.3", "fp32"))
     assert "helps: build with --precision int8" in fp32
 

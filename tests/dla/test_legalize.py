@@ -433,9 +433,9 @@ def test_newer_activations_match_the_onnx_reference(
         proto, result = legalized(net)
         assert [item.rewrite for item in result.applied] == [rewrite]
         feeds = feeds_of(proto, rng)
-        (wanted,) = ReferenceEvaluator(proto).run(None, feeds)
-        (found,) = ReferenceEvaluator(ir.to_proto(result.model)).run(None, feeds)
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+        (expected,) = ReferenceEvaluator(proto).run(None, feeds)
+        (actual,) = ReferenceEvaluator(ir.to_proto(result.model)).run(None, feeds)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_exact_gelu_is_not_replaced_by_its_approximation() -> None:
@@ -468,8 +468,8 @@ def test_light_models_gain_nodes_and_keep_their_numbers(
     rng = np.random.default_rng(7)
     proto = ir.to_proto(model)
     feeds = feeds_of(proto, rng)
-    wanted, found = run(proto, feeds)[0], run(ir.to_proto(result.model), feeds)[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-6)
+    expected, actual = run(proto, feeds)[0], run(ir.to_proto(result.model), feeds)[0]
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-6)
 
 
 def mobile(rng: np.random.Generator) -> Net:
@@ -569,15 +569,17 @@ def test_a_detector_leaves_its_long_head_alone(rng: np.random.Generator) -> None
 def assert_close(proto: onnx.ModelProto, result: Legalized, rng: np.random.Generator) -> None:
     """The numbers agree as float32 carries them through a whole network."""
     feeds = feeds_of(proto, rng)
-    wanted, found = run(proto, feeds)[0], run(ir.to_proto(result.model), feeds)[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(np.abs(wanted).max()))
+    expected, actual = run(proto, feeds)[0], run(ir.to_proto(result.model), feeds)[0]
+    np.testing.assert_allclose(
+        actual, expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max())
+    )
 
 
 def assert_all_borders(result: Legalized, reasons_left: dict[str, str]) -> None:
     """What is left off the DLA is a view at an edge, or was refused before and is still there."""
     borders = {name for item in result.applied for name in item.borders}
-    made = {name for item in result.applied for name in item.nodes}
-    assert {name for name in reasons_left if name in made} <= borders
+    replaced = {name for item in result.applied for name in item.nodes}
+    assert {name for name in reasons_left if name in replaced} <= borders
 
 
 def test_the_checker_accepts_what_is_made(rng: np.random.Generator) -> None:

@@ -86,14 +86,14 @@ def rough(rng: Rng) -> int:
 
 def head(rng: Rng) -> Net:
     n, c, h, w = batch(rng), size(rng, 1, 6), size(rng, 1, 4), size(rng, 1, 4)
-    hidden, made = size(rng, 1, 9), size(rng, 1, 9)
+    hidden, out_maps = size(rng, 1, 9), size(rng, 1, 9)
     transposed = size(rng, 0, 1)
     first = floats(rng, c * h * w, hidden)
     weights = {
         "w": first.T.copy() if transposed else first,
         "b": floats(rng, hidden),
-        "v": floats(rng, hidden, made),
-        "s": floats(rng, made),
+        "v": floats(rng, hidden, out_maps),
+        "s": floats(rng, out_maps),
     }
     flatten = choose(rng, ["Flatten", "Reshape"])
     if flatten == "Reshape":
@@ -354,11 +354,11 @@ def concat(rng: Rng) -> Net:
 
 def deconv(rng: Rng, *, padded: bool, groups: bool = False) -> Net:
     group = choose(rng, [2, 3]) if groups else 1
-    came, made = group * size(rng, 1, 3), size(rng, 1, 3)
+    came, out_maps = group * size(rng, 1, 3), size(rng, 1, 3)
     kernel = [size(rng, 2, 5), size(rng, 2, 5)]
     strides = [size(rng, 1, 4), size(rng, 1, 4)]
     dilations = [size(rng, 1, 3), size(rng, 1, 3)] if groups else [1, 1]
-    weights = {"w": floats(rng, came, made, *kernel), "b": floats(rng, made * group)}
+    weights = {"w": floats(rng, came, out_maps, *kernel), "b": floats(rng, out_maps * group)}
     attributes: dict[str, object] = {"strides": strides, "dilations": dilations, "group": group}
     if padded:
         attributes["pads"] = [1, *(size(rng, 0, k - 1) for k in (kernel[1], *kernel))]
@@ -368,11 +368,14 @@ def deconv(rng: Rng, *, padded: bool, groups: bool = False) -> Net:
 
 
 def grouped(rng: Rng) -> Net:
-    groups, came, made = size(rng, 2, 4), choose(rng, [1, 2, 3, 5]), choose(rng, [2, 3, 5])
-    weights = {"w": floats(rng, made * groups, came, 3, 3), "b": floats(rng, made * groups)}
+    groups, came, out_maps = size(rng, 2, 4), choose(rng, [1, 2, 3, 5]), choose(rng, [2, 3, 5])
+    weights = {"w": floats(rng, out_maps * groups, came, 3, 3), "b": floats(rng, out_maps * groups)}
     attributes = {"group": groups, "pads": [1, 0, 2, 1], "strides": [2, 1]}
     if came == 1:
-        weights = {"w": floats(rng, made * groups, 2, 3, 3), "b": floats(rng, made * groups)}
+        weights = {
+            "w": floats(rng, out_maps * groups, 2, 3, 3),
+            "b": floats(rng, out_maps * groups),
+        }
         came = 2
     shape = batch(rng), came * groups, size(rng, 5, 9), size(rng, 5, 9)
     return Net([node("Conv", "x w b", "y", **attributes)], {"x": shape}, weights)
@@ -686,8 +689,8 @@ def test_a_rewrite_keeps_the_numbers_and_frees_the_nodes(case: Case) -> None:
         done = {item.rewrite for item in result.applied}
         assert {case.rewrite, *case.also} <= done, (seed, result.refused)
         borders = {name for item in result.applied for name in item.borders}
-        kept = {str(item.name) for item in result.model.graph if item.op_type in case.kept}
-        assert set(refused(result.model, case.dla, case.tensorrt)) <= borders | kept
+        remaining = {str(item.name) for item in result.model.graph if item.op_type in case.kept}
+        assert set(refused(result.model, case.dla, case.tensorrt)) <= borders | remaining
         exact = all(ROWS[name].exact for name in done)
         assert_same(proto, result, rng, exact=exact)
 

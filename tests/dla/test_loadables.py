@@ -37,10 +37,10 @@ def chain(ops: Sequence[str], channels: int, height: int, width: int, kernel: in
             weights.append(weight)
             reads.append(weight)
         pads = {"pads": [kernel // 2] * 4} if op == "Conv" else {}
-        made = ir.node(op, reads, pads, name=f"n{index}")
-        (data,) = made.outputs
+        node = ir.node(op, reads, pads, name=f"n{index}")
+        (data,) = node.outputs
         data.name, data.shape, data.type = f"t{index}", shape, start.type
-        nodes.append(made)
+        nodes.append(node)
     graph = ir.Graph(
         [start], [data], nodes=nodes, initializers=weights, opset_imports={"": 19}, name="chain"
     )

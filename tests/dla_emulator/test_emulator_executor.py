@@ -290,10 +290,10 @@ def test_what_has_no_scale_is_computed_as_fp16_and_named(tmp_path: Path) -> None
     name = b.real_output(b.op("Sigmoid", conv(b, rng)))
     feeds = b.feeds(rng)
     path = b.engine(tmp_path)
-    found, expected = emulate(path, feeds, EXACT)[name], b.reference(feeds)[name]
-    assert found.dtype == np.float32
-    assert (found == found.astype(np.float16)).all()
-    assert np.abs(found - expected).max() < 2.0**-9
+    actual, expected = emulate(path, feeds, EXACT)[name], b.reference(feeds)[name]
+    assert actual.dtype == np.float32
+    assert (actual == actual.astype(np.float16)).all()
+    assert np.abs(actual - expected).max() < 2.0**-9
     with open_engine(path) as engine:
         (segment,) = engine.manifest.segments
         executor = EmulatedExecutor(engine, segment, segment.implementations[0], EXACT, None)

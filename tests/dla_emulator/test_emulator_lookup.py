@@ -33,9 +33,9 @@ def test_every_select_and_offset_of_the_registers(exponential: bool, unit: Unit)
     st.integers(0, 2**35 - 1), st.integers(-(2**15), 2**15 - 1), st.integers(-(2**15), 2**15 - 1)
 )
 def test_the_normalization_interpolates_the_difference(fraction: int, y0: int, y1: int) -> None:
-    kept = fraction >> 19
-    step = rha((y1 - y0) * kept, 16)
-    assert int(lookup.interpolate_difference(kept, y0, y1)) == sat(y0 + step, 16)
+    high_bits = fraction >> 19
+    step = rha((y1 - y0) * high_bits, 16)
+    assert int(lookup.interpolate_difference(high_bits, y0, y1)) == sat(y0 + step, 16)
 
 
 LE, LO = np.zeros(65, np.int64), np.zeros(257, np.int64)

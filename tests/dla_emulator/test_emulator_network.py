@@ -42,9 +42,9 @@ def run(path: Path, scenes: list[np.ndarray], **how: object) -> list[Arrays]:
         return [session.infer({"images": scene}) for scene in scenes]
 
 
-def sqnr_db(reference: list[Arrays], found: list[Arrays], name: str) -> float:
+def sqnr_db(reference: list[Arrays], actual: list[Arrays], name: str) -> float:
     want = np.concatenate([one[name].ravel() for one in reference]).astype(np.float64)
-    have = np.concatenate([one[name].ravel() for one in found])
+    have = np.concatenate([one[name].ravel() for one in actual])
     noise = ((want - have) ** 2).sum()
     return float(10 * np.log10((want**2).sum() / noise)) if noise else float("inf")
 

@@ -73,8 +73,8 @@ def test_the_accumulator_saturates_at_34_bits(total: int, partial: int) -> None:
 
 @given(signed(34), st.integers(0, 31))
 def test_the_accumulator_delivers_with_16_bits_of_fraction(total: int, clip: int) -> None:
-    kept = (total << 16) >> clip
-    assert int(accumulator.deliver(total, clip)) == sat(rha(kept, 16), 32)
+    clipped = (total << 16) >> clip
+    assert int(accumulator.deliver(total, clip)) == sat(rha(clipped, 16), 32)
 
 
 @given(signed(34), st.integers(0, 16))

@@ -250,16 +250,16 @@ def test_onnx_backend_models_of_others_build_and_agree(
         if any(part in case.name for part in NOT_RAISED_BY_ONNX):
             continue
         feeds, expected = [], []
-        for kind, found in (("input", feeds), ("output", expected)):
+        for kind, arrays in (("input", feeds), ("output", expected)):
             for file in sorted(case.glob(f"test_data_set_0/{kind}_*.pb")):
-                found.append(numpy_helper.to_array(onnx.load_tensor(str(file))))
+                arrays.append(numpy_helper.to_array(onnx.load_tensor(str(file))))
         raised = onnx.version_converter.convert_version(onnx.load(case / "model.onnx"), 13)
         onnx.save(raised, tmp_path / "m.onnx")
         result = build_engine(tmp_path / "m.onnx", "agx-orin-64gb", tmp_path / "m.engine")
         inputs = dict(zip(result.manifest.inputs, feeds, strict=True))
         outputs = infer(tmp_path / "m.engine", inputs)
-        for actual, wanted in zip(outputs.values(), expected, strict=True):
-            np.testing.assert_allclose(actual, wanted, rtol=1e-3, atol=1e-5, err_msg=case.name)
+        for actual, requested in zip(outputs.values(), expected, strict=True):
+            np.testing.assert_allclose(actual, requested, rtol=1e-3, atol=1e-5, err_msg=case.name)
         agreed += 1
     assert agreed >= at_least
 

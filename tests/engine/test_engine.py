@@ -156,8 +156,8 @@ def test_the_safetensors_library_opens_an_engine(tmp_path: Path) -> None:
         assert metadata.pop("checksums").startswith("xxh3_64 ")
         assert metadata == {"tandem": encode_manifest(manifest)}
         assert set(file.keys()) == set(entries)
-    for name, found in safetensors.numpy.load_file(tmp_path / "e").items():
-        np.testing.assert_array_equal(found, entries[name])
+    for name, actual in safetensors.numpy.load_file(tmp_path / "e").items():
+        np.testing.assert_array_equal(actual, entries[name])
 
 
 def test_an_engine_saved_by_the_safetensors_library_opens(path: Path) -> None:
@@ -213,8 +213,8 @@ def test_a_byte_that_was_changed_is_found_wherever_it_is(path: Path) -> None:
                 engine.verify()
             with pytest.raises(EngineError, match=re.escape(message)):
                 engine.entry(name)
-            for other in places.keys() - {name}:
-                engine.entry(other)
+            for second in places.keys() - {name}:
+                engine.entry(second)
 
 
 @pytest.mark.parametrize(
@@ -470,7 +470,7 @@ def test_what_is_not_a_file_is_refused_without_waiting(tmp_path: Path) -> None:
 def test_files_that_are_no_engine_are_told_apart(path: Path) -> None:
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
-    other = safetensors.numpy.save({"a": np.zeros(3)}, {"format": "np"})
+    second = safetensors.numpy.save({"a": np.zeros(3)}, {"format": "np"})
     huge = (MAX_HEADER_BYTES + 1).to_bytes(8, "little") + data[8:]
     assert "is empty" in refuse(path, b"")
     assert "has 3 bytes, an engine at least 8" in refuse(path, b"abc")
@@ -479,7 +479,7 @@ def test_files_that_are_no_engine_are_told_apart(path: Path) -> None:
     assert "is cut off: its entries take" in refuse(path, data[:-1])
     assert "has bytes that belong to no entry" in refuse(path, data + b"\0")
     assert "does not start with '{'" in refuse(path, data[:8] + b" " + data[9:])
-    assert "is a safetensors file but not an engine" in refuse(path, other)
+    assert "is a safetensors file but not an engine" in refuse(path, second)
     assert "header is not valid" in refuse(path, with_header(data, '{"a": [[[['))
     assert "manifest is not valid" in refuse(path, with_manifest(data, "{"))
     assert "manifest is not valid" in refuse(path, with_manifest(data, "[" * 100_000))

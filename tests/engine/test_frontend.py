@@ -74,14 +74,14 @@ def _table(imported: ImportedModel, graph: ir.Model, rng: np.random.Generator) -
     """Return ranges of every tensor, and keep one node in floating point."""
     tensors = calibrated_tensors(graph)
     amax = dict(zip(tensors, rng.uniform(0.5, 8.0, len(tensors)).tolist(), strict=True))
-    kept = str(rng.choice([str(node.name) for node in graph.graph]))
+    float_node = str(rng.choice([str(node.name) for node in graph.graph]))
     return CalibrationTable(
         method="minmax",
         samples=1,
         data_sha256="0" * 64,
         model_sha256=imported.sha256,
         tensors=with_operands(graph, amax),
-        keep_float=(kept,),
+        keep_float=(float_node,),
     )
 
 

@@ -220,9 +220,9 @@ def test_overlaps_are_found_exactly_where_every_pair_compared_finds_one(
 ) -> None:
     manifest, lives = chain
     clash = any(
-        one[0] < other[1] and other[0] < one[1] and one[2] <= other[3] and other[2] <= one[3]
+        one[0] < before[1] and before[0] < one[1] and one[2] <= before[3] and before[2] <= one[3]
         for at, one in enumerate(lives)
-        for other in lives[:at]
+        for before in lives[:at]
     )
     if clash:
         assert re.search("overlap while both are in use", problem(manifest))

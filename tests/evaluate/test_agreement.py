@@ -58,26 +58,26 @@ def test_figures_are_those_of_all_samples_together(rng: np.random.Generator) -> 
     b[0, 0, :2] = a[0, 0, :2]
     b[1, 2, 3], a[1, 2, 3] = 0.0, 0.25
     tally = Tally(Tolerance(1e-3, 1e-2))
-    for one, other in zip(a, b, strict=True):
-        tally.add(one, other)
-    found, error = tally.figures(), np.abs(a - b)
-    assert found.elements == a.size
-    assert found.equal == (a == b).sum()
-    assert found.max_abs == error.max()
-    assert found.max_rel == (error[b != 0] / np.abs(b[b != 0])).max()
-    assert found.mean_abs == pytest.approx(error.mean())
-    assert found.sqnr_db == pytest.approx(10 * math.log10((b**2).sum() / (error**2).sum()))
+    for one, second in zip(a, b, strict=True):
+        tally.add(one, second)
+    actual, error = tally.figures(), np.abs(a - b)
+    assert actual.elements == a.size
+    assert actual.equal == (a == b).sum()
+    assert actual.max_abs == error.max()
+    assert actual.max_rel == (error[b != 0] / np.abs(b[b != 0])).max()
+    assert actual.mean_abs == pytest.approx(error.mean())
+    assert actual.sqnr_db == pytest.approx(10 * math.log10((b**2).sum() / (error**2).sum()))
     norms = np.linalg.norm(a) * np.linalg.norm(b)
-    assert found.cosine == pytest.approx((a * b).sum() / norms)
-    assert found.argmax == (a.argmax(-1) == b.argmax(-1)).mean()
-    assert found.beyond == (~np.isclose(a, b, rtol=1e-2, atol=1e-3)).sum()
+    assert actual.cosine == pytest.approx((a * b).sum() / norms)
+    assert actual.argmax == (a.argmax(-1) == b.argmax(-1)).mean()
+    assert actual.beyond == (~np.isclose(a, b, rtol=1e-2, atol=1e-3)).sum()
     edges = [0.0, *(10.0**power for power in DECADES), math.inf]
     counts = [
         int(((error > low) & (error <= high)).sum()) for low, high in itertools.pairwise(edges)
     ]
-    assert list(found.histogram) == counts
-    assert found.worst is not None
-    assert error[(found.worst.sample, *found.worst.index)] == error.max()
+    assert list(actual.histogram) == counts
+    assert actual.worst is not None
+    assert error[(actual.worst.sample, *actual.worst.index)] == error.max()
 
 
 @pytest.mark.parametrize(
@@ -155,25 +155,25 @@ def test_a_model_its_engine_and_what_they_gave_agree(net: Path, tmp_path: Path) 
 
 
 def test_a_change_is_seen_by_output_and_layer_and_exit_status(net: Path, tmp_path: Path) -> None:
-    other = with_changed(net, tmp_path / "other.onnx", "w1", 1.05)
-    done = run(net, other, "--layers", "--json")
+    second = with_changed(net, tmp_path / "other.onnx", "w1", 1.05)
+    done = run(net, second, "--layers", "--json")
     document = json.loads(done.stdout)
     assert (done.exit_code, document["agrees"]) == (1, False)
     verdicts = {row["tensor"]: row["agrees"] for row in document["layers"]}
     assert [name for name, agrees in verdicts.items() if agrees] == ["c0", "r0"]
     assert document["layers"][2]["node"] == "conv1"
-    assert run(net, other, "--atol", "1").exit_code == 0
-    assert run(net, other, "--atol", "1", "--atol", "y:1e-6").exit_code == 1
+    assert run(net, second, "--atol", "1").exit_code == 0
+    assert run(net, second, "--atol", "1", "--atol", "y:1e-6").exit_code == 1
     with pytest.raises(TandemError, match=r"--atol q: no such tensor .* there are y"):
-        run(net, other, "--atol", "q:1")
+        run(net, second, "--atol", "q:1")
 
 
 @pytest.mark.parametrize(("weight", "node"), [("w0", "conv0"), ("w1", "conv1"), ("w2", "fc")])
 def test_bisection_writes_the_first_node_that_differs(
     net: Path, tmp_path: Path, weight: str, node: str
 ) -> None:
-    other = with_changed(net, tmp_path / "other.onnx", weight, 1.5)
-    done = run(net, other, "--bisect", "--out", tmp_path / "found", "--json")
+    second = with_changed(net, tmp_path / "other.onnx", weight, 1.5)
+    done = run(net, second, "--bisect", "--out", tmp_path / "found", "--json")
     actual = json.loads(done.stdout)["bisect"]
     assert (done.exit_code, actual["nodes"], actual["alone_agrees"]) == (1, [node], False)
     part = onnx.load(tmp_path / "found/node.onnx")
@@ -301,8 +301,8 @@ def test_errors_that_add_up_are_told_from_a_node_that_differs(tmp_path: Path) ->
 
 def test_an_engine_is_bisected_to_what_it_shows(net: Path, tmp_path: Path) -> None:
     engine = build_engine(net, "laptop", tmp_path / "net.engine", BuildOptions()).path
-    other = with_changed(net, tmp_path / "other.onnx", "w1", 1.5)
-    done = run(other, engine, "--bisect", "--out", tmp_path / "found", "--json")
+    second = with_changed(net, tmp_path / "other.onnx", "w1", 1.5)
+    done = run(second, engine, "--bisect", "--out", tmp_path / "found", "--json")
     actual = json.loads(done.stdout)["bisect"]
     assert actual["nodes"] == ["conv1", "bn1"]  # fused in the engine
     again = [CliRunner().invoke(tandem, line.split()[1:]) for line in actual["commands"]]
@@ -389,9 +389,9 @@ def test_outputs_without_a_tolerance_are_named() -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_refused(net: Path, tmp_path: Path) -> None:
-    other = with_changed(net, tmp_path / "other.onnx", "w1", 1.5)
+    second = with_changed(net, tmp_path / "other.onnx", "w1", 1.5)
     with pytest.raises(TandemError, match="cannot make the folder"):
-        run(other, net, "--bisect", "--out", other)
+        run(second, net, "--bisect", "--out", second)
 
 
 def test_other_shapes_differ(tmp_path: Path) -> None:

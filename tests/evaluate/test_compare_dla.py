@@ -96,7 +96,7 @@ def test_halves_go_away_from_zero_on_the_dla_and_to_even_on_the_gpu(tmp_path: Pa
     assert own.causes == {"tie": 3}
     assert (own.differing, own.elements, own.largest_steps) == (3, 6, 1)
     assert own.worst is not None
-    assert (own.worst.index, own.worst.expected, own.worst.found) == ((0, 0, 0, 0), 0.0, 1.0)
+    assert (own.worst.index, own.worst.expected, own.worst.actual) == ((0, 0, 0, 0), 0.0, 1.0)
     # Noise is 5 halves squared on both sides, the signal is 0.25 (1 + 9 + 25 + 49 + 1) + 1.
     assert own.gpu_sqnr_db == own.dla_sqnr_db == pytest.approx(10 * np.log10(22.25 / 1.25))
     assert row.dla is not None
@@ -193,8 +193,8 @@ def test_what_no_variant_shows_is_called_other() -> None:
 def test_figures_of_several_samples_are_those_of_all_numbers_together() -> None:
     rng, tally = np.random.default_rng(), ErrorTally()
     y, z = rng.normal(size=(4, 3, 5)), rng.normal(size=(4, 3, 5))
-    for number, (expected, found) in enumerate(zip(y, z, strict=True)):
-        tally.add(expected, found, number)
+    for number, (expected, actual) in enumerate(zip(y, z, strict=True)):
+        tally.add(expected, actual, number)
     error = tally.error()
     assert error.sqnr_db == pytest.approx(10 * np.log10((y**2).sum() / ((z - y) ** 2).sum()))
     cosine = (y * z).sum() / np.linalg.norm(y) / np.linalg.norm(z)
@@ -285,9 +285,9 @@ def test_the_command_says_it_all(built: Built) -> None:
 
 def test_the_model_of_another_engine_is_refused(built: Built, tmp_path: Path) -> None:
     engine, _, data = built
-    other = small_convnet(tmp_path / "other.onnx", np.random.default_rng(8))
+    second = small_convnet(tmp_path / "other.onnx", np.random.default_rng(8))
     with pytest.raises(TandemError, match="give the model that the engine was built from"):
-        run(engine, "--model", other, "--data", data)
+        run(engine, "--model", second, "--data", data)
 
 
 def test_an_engine_without_dla_says_so(built: Built, tmp_path: Path) -> None:
@@ -345,18 +345,18 @@ def recorded_run(engine: Path, model: Path, feeds: dict[str, np.ndarray]) -> dic
     """What the emulation makes, by tensor, as if a board had made it."""
     with open_engine(engine) as opened:
         comparer = Comparer(opened, import_model(model).model, Emulation())
-        values, found = dict(feeds), dict(feeds)
+        values, actual = dict(feeds), dict(feeds)
         for trace in comparer.traces:
             emulations = comparer.emulations.get(trace.segment.name)
             if emulations is None:
-                made = trace.run(values)
+                result = trace.run(values)
             else:
                 given = {name: values[name] for name in trace.segment.inputs}
                 steps = emulations.requested.trace(given)
-                found |= {one.tensor: one.real() for one in steps if " " not in one.tensor}
-                made = emulations.requested.run(given, dict.fromkeys(trace.segment.outputs), {})
-            values |= {name: made[name] for name in trace.segment.outputs}
-    return found
+                actual |= {one.tensor: one.real() for one in steps if " " not in one.tensor}
+                result = emulations.requested.run(given, dict.fromkeys(trace.segment.outputs), {})
+            values |= {name: result[name] for name in trace.segment.outputs}
+    return actual
 
 
 def test_one_changed_element_of_a_recorded_run_is_found(built: Built, tmp_path: Path) -> None:
@@ -371,10 +371,10 @@ def test_one_changed_element_of_a_recorded_run_is_found(built: Built, tmp_path: 
     row = actual["tensors"][len(actual["tensors"]) // 2]
     changed = run_of[row["tensor"]].copy()
     changed.flat[3] -= 2 * row["scale"] * np.sign(changed.flat[3] or 1)
-    other = tmp_path / "other.npz"
+    second = tmp_path / "other.npz"
     run_of |= {row["tensor"]: changed, "alien": np.zeros(2)}
-    np.savez(other, allow_pickle=False, **run_of)
-    actual = json.loads(run(engine, "--model", model, "--recorded", other, "--json"))["recorded"]
+    np.savez(second, allow_pickle=False, **run_of)
+    actual = json.loads(run(engine, "--model", model, "--recorded", second, "--json"))["recorded"]
     assert actual["first"]["tensor"] == row["tensor"]
     assert (actual["first"]["differing"], actual["first"]["largest"]) == (1, 2.0)
     assert actual["first"]["worst"]["index"] == list(np.unravel_index(3, changed.shape))

@@ -304,27 +304,27 @@ def random_engine(seed: int, folder: Path) -> tuple[Path, Path, list[Sample]]:
     return build_engine(model, "orin-nx-16gb", folder / "m.engine", options).path, model, samples
 
 
-def check_comparison(found: Comparison, exact: list[Sample]) -> None:
+def check_comparison(actual: Comparison, exact: list[Sample]) -> None:
     """Every worst element is that of the sample that it names, and the steps add up."""
-    for row in (*found.outputs, *found.nodes):
+    for row in (*actual.outputs, *actual.nodes):
         for error in (row.gpu, row.dla):
             worst = None if error is None else error.worst
             if worst is not None:
                 assert exact[worst.sample][row.tensor][worst.index] == worst.expected, row.tensor
         if row.own is not None and row.own.worst is not None:
             assert row.own.worst.sample < len(exact)
-    if found.gap is not None:
-        stages = found.gap.stages
+    if actual.gap is not None:
+        stages = actual.gap.stages
         assert sum(lost for _, lost in stages.causes) == pytest.approx(stages.lost)
-        largest = [tensor.lost_db for tensor in found.gap.clipped]
+        largest = [tensor.lost_db for tensor in actual.gap.clipped]
         assert largest == sorted(largest, reverse=True)
-        (output,) = found.outputs
+        (output,) = actual.outputs
         assert output.gpu is not None
-        if found.gap.measure == f"SQNR of {output.tensor}" and abs(output.gpu.sqnr_db) < 60:
+        if actual.gap.measure == f"SQNR of {output.tensor}" and abs(output.gpu.sqnr_db) < 60:
             assert stages.gpu == pytest.approx(output.gpu.sqnr_db)
-    text = comparison_text(found, None, every=True)
-    assert all(name in text for name in (found.engine, found.model))
-    json.dumps(comparison_builtins(found, None), allow_nan=False)
+    text = comparison_text(actual, None, every=True)
+    assert all(name in text for name in (actual.engine, actual.model))
+    json.dumps(comparison_builtins(actual, None), allow_nan=False)
 
 
 def fuzz(seed: int, folder: Path) -> bool:

@@ -47,8 +47,8 @@ def test_closeness_is_that_of_all_images_together():
     cosine, sqnr_db = closeness(exact, results)
     pairs = [
         (float(y), float(z))
-        for one, other in zip(exact, results, strict=True)
-        for y, z in zip(one.flat, other.flat, strict=True)
+        for one, second in zip(exact, results, strict=True)
+        for y, z in zip(one.flat, second.flat, strict=True)
     ]
     signal = math.fsum(y * y for y, _ in pairs)
     noise = math.fsum((z - y) ** 2 for y, z in pairs)
@@ -98,8 +98,8 @@ def test_a_difference_that_the_table_does_not_show_is_no_loss(behind_db, loses):
 
 
 def test_every_output_is_judged_for_itself():
-    other = [replace(row, output="boxes") for row in _rows(entropy=1.0)]
-    verdict = judge([*_rows(), *other])[0]
+    second = [replace(row, output="boxes") for row in _rows(entropy=1.0)]
+    verdict = judge([*_rows(), *second])[0]
     assert "net boxes by 18.0 dB" in verdict
     assert "logits" not in verdict
 

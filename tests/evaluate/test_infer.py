@@ -45,8 +45,8 @@ def test_outputs_are_those_of_the_reference(
     np.savez(tmp_path / "x.npz", x=x)
     run(files[index], "--input", tmp_path / "x.npz", "--save", tmp_path / "y.npz")
     (expected,) = ReferenceEvaluator(onnx.load(files[0])).run(None, {"x": x})
-    with np.load(tmp_path / "y.npz") as found:
-        np.testing.assert_allclose(found["y"], expected, rtol=1e-3, atol=1e-4)
+    with np.load(tmp_path / "y.npz") as archive:
+        np.testing.assert_allclose(archive["y"], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_relu_before_fp8_is_computed(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -174,8 +174,8 @@ def test_samples_are_read_as_they_were_saved(tmp_path: Path, rng: np.random.Gene
         save_samples(tmp_path / "s.npz", samples)
         again = load_samples(tmp_path / "s.npz")
         assert [list(sample) for sample in again] == [list(names)] * count
-        for one, other in zip(samples, again, strict=True):
-            assert all(np.array_equal(one[name], other[name]) for name in names)
+        for one, second in zip(samples, again, strict=True):
+            assert all(np.array_equal(one[name], second[name]) for name in names)
 
 
 def test_names_of_tensorflow_are_no_samples(tmp_path: Path) -> None:

@@ -55,12 +55,12 @@ class Files:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("bundles")
     engine = engine_of(folder / "one", 1)
-    other = engine_of(folder / "other", 2)
+    second = engine_of(folder / "other", 2)
     options = ("--metric", "top1=0.7", "--requires", "memory_mb=500", "--licence", "MIT")
     return Files(
         engine,
         packed(folder / "first", engine, *options),
-        packed(folder / "second", other, "--version", "2"),
+        packed(folder / "second", second, "--version", "2"),
     )
 
 

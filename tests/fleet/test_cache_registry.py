@@ -86,10 +86,10 @@ def test_what_another_process_removes_or_pulls_is_in_nobodys_way(
         assert run("push", *words)["files"] == 1
         assert "was removed meanwhile" in caplog.text
         monkeypatch.setenv("TANDEM_CACHE", str(there))
-        other = entry_path("kernels", name)
-        other.parent.mkdir(parents=True)
-        part = other.with_name(f"{name}.part")
+        second = entry_path("kernels", name)
+        second.parent.mkdir(parents=True)
+        part = second.with_name(f"{name}.part")
         part.write_bytes(b"x")  # of a pull at the same time
         assert run("pull", *words)["pulled"] == 1
         assert (read_entry("kernels", name), part.read_bytes()) == (b"kept", b"x")
-        assert len(list(other.parent.iterdir())) == 2
+        assert len(list(second.parent.iterdir())) == 2

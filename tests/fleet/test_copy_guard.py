@@ -39,16 +39,16 @@ def connected(own: Claim, *retained: Claim) -> CopyGuard:
     guard = CopyGuard(own, lambda _holder: None)
     guard.connect(100.0)
     assert guard.advance(100.0) == [(guard.topic, encode(own))]
-    for other in retained:
-        guard.take(message(other, retained=True), 100.1)
+    for second in retained:
+        guard.take(message(second, retained=True), 100.1)
     assert not guard.is_alone
     guard.take(message(own), 100.2)
     return guard
 
 
-def heard_twice(guard: CopyGuard, other: Claim) -> None:
-    guard.take(message(other), 101.0)
-    guard.take(message(other), 101.1 + LIVE_S)
+def heard_twice(guard: CopyGuard, second: Claim) -> None:
+    guard.take(message(second), 101.0)
+    guard.take(message(second), 101.1 + LIVE_S)
 
 
 def test_a_server_alone_serves_once_its_claim_comes_back_or_never_does() -> None:
@@ -149,23 +149,23 @@ def test_a_claim_whose_server_is_gone_holds_up_for_a_while_and_is_cleared() -> N
     guard = connected(claim("b"), claim("a", serves=True))
     guard.advance(100.0 + SILENT_S)
     assert not guard.is_alone
-    gone = (f"{SERVER_CLAIM}/{claim('a').holder[-8:]}", b"")
-    assert gone in guard.advance(100.1 + SILENT_S)
+    removed = (f"{SERVER_CLAIM}/{claim('a').holder[-8:]}", b"")
+    assert removed in guard.advance(100.1 + SILENT_S)
     assert guard.is_alone
 
 
 @pytest.mark.parametrize("is_live", [False, True])
 def test_a_connection_that_breaks_often_forgets_no_silence(is_live: bool) -> None:
     """A claim of nobody ends after SILENT_S of all connections; the time between is not counted."""
-    guard, gone = connected(claim("b"), claim("a", serves=True)), claim("a", serves=True)
+    guard, removed = connected(claim("b"), claim("a", serves=True)), claim("a", serves=True)
     guard.advance(100.1 + 0.6 * SILENT_S)
     guard.connect(200.0)
-    guard.take(message(gone, retained=True), 200.0)
+    guard.take(message(removed, retained=True), 200.0)
     guard.take(message(claim("b")), 200.1)
     guard.advance(200.2)
     assert not guard.is_alone
     if is_live:
-        guard.take(message(gone), 200.2)
+        guard.take(message(removed), 200.2)
     guard.advance(200.0 + 0.5 * SILENT_S)
     assert guard.is_alone != is_live
 

@@ -146,7 +146,7 @@ def test_an_agent_killed_in_a_download_goes_on_where_it_was(
     total = blob.table.count
     blob.close()
     board.start()
-    kept: set[int] = set()
+    on_disk: set[int] = set()
     before = 0
     with Watcher(broker.port) as watcher:
 
@@ -155,16 +155,16 @@ def test_an_agent_killed_in_a_download_goes_on_where_it_was(
             board.kill()
             watcher.wait_state("lost")
             before = len(watcher.seen.requests)
-            kept.update(chunks_on_disk(board, bundle))
+            on_disk.update(chunks_on_disk(board, bundle))
             board.start()
 
         result = deploy(broker.port, bundle, on_progress=once_at(60, kill_and_restart))
         watcher.wait_report("live")
         numbers = [n for request in watcher.seen.requests[before:] for n in request.chunks]
     assert result.phase == "live", result
-    assert 0 < len(kept) < total
-    assert not kept & set(numbers)
-    assert set(numbers) == set(range(total)) - kept
+    assert 0 < len(on_disk) < total
+    assert not on_disk & set(numbers)
+    assert set(numbers) == set(range(total)) - on_disk
 
 
 def chunks_on_disk(board: AgentBox, bundle: Path) -> set[int]:

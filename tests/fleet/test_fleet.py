@@ -185,8 +185,8 @@ def test_what_a_rollout_waits_for_holds_on_a_real_server(fleet: Fleet) -> None:
 
 def agents_that_fit() -> int:
     """200 agents with their pipelines (30 MB each), or as many as half of the memory takes."""
-    if asked := os.environ.get("TANDEM_TEST_AGENTS"):
-        return int(asked)
+    if requests := os.environ.get("TANDEM_TEST_AGENTS"):
+        return int(requests)
     return min(200, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (60 * 1024**2))
 
 

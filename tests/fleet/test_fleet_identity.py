@@ -243,8 +243,8 @@ def test_a_broker_of_another_fleet_is_not_trusted(fleet: FleetBroker, tmp_path: 
 
 
 def test_a_certificate_of_another_fleet_is_refused(fleet: FleetBroker, tmp_path: Path) -> None:
-    other = certificates.init_identity(tmp_path / "id", fleet="other", hosts=("localhost",))
-    certificates.issue_device(other, "board-1", tmp_path / "out")
+    second = certificates.init_identity(tmp_path / "id", fleet="other", hosts=("localhost",))
+    certificates.issue_device(second, "board-1", tmp_path / "out")
     files = TlsFiles(
         fleet.authority.folder / "ca.crt",
         tmp_path / "out" / "board-1.crt",
@@ -289,15 +289,15 @@ def test_revoking_ends_the_connections_of_that_device_alone(fleet: FleetBroker) 
         Client(fleet, fleet.tls(name), f"fleet/v1/{name}/blob/+/#") for name in ("open-1", "open-2")
     ]
     settings = LinkSettings("127.0.0.1", fleet.files.port, "revoke", tls=fleet.tls(SERVER))
-    with clients[0] as lost, clients[1] as kept:
+    with clients[0] as lost, clients[1] as unaffected:
         for client in clients:
             client.wait(LinkUp)
         certificates.revoke_device(fleet.authority, "open-1", fleet.files)
         assert disconnect_device(settings, "open-1") == ""
         down = lost.wait(LinkDown)
         assert isinstance(down, LinkDown)
-        kept.link.publish("fleet/v1/open-2/reported", b"here", qos=1, wait_s=WAIT_S)
-        assert kept.events.empty()
+        unaffected.link.publish("fleet/v1/open-2/reported", b"here", qos=1, wait_s=WAIT_S)
+        assert unaffected.events.empty()
         assert disconnect_device(settings, "open-1") == ""  # again
     assert b'"open-1"' in (fleet.files.folder / "dynamic-security.json").read_bytes()
 

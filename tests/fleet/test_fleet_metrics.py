@@ -122,8 +122,8 @@ def test_a_hostile_fleet_makes_no_endless_series(
     assert promtool("check", "metrics", stdin=text) == ""
     running = {name: n for name, n in series_of(text).items() if "running_devices" in name}
     assert len(running) == metrics.MAX_SERIES + 1
-    other = 'tandem_fleet_running_devices{release="other",version="other",profile="other"}'
-    assert running[other] == 9
+    second = 'tandem_fleet_running_devices{release="other",version="other",profile="other"}'
+    assert running[second] == 9
 
 
 def test_figures_are_for_this_machine_and_outlive_the_store(
@@ -260,17 +260,21 @@ def test_grafana_knows_all_that_the_dashboard_says() -> None:
     assert lost(document, known) == ["/panels/0/fieldConfig/defaults/unitt"]
 
 
-def lost(said: object, known: object, path: str = "") -> list[str]:
+def lost(document: object, known: object, path: str = "") -> list[str]:
     """The places where a document says what another one does not."""
-    if isinstance(said, dict) and isinstance(known, dict):
-        return [place for key in said for place in lost(said[key], known.get(key), f"{path}/{key}")]
-    if isinstance(said, list) and isinstance(known, list) and len(said) == len(known):
+    if isinstance(document, dict) and isinstance(known, dict):
         return [
             place
-            for number, pair in enumerate(zip(said, known, strict=True))
+            for key in document
+            for place in lost(document[key], known.get(key), f"{path}/{key}")
+        ]
+    if isinstance(document, list) and isinstance(known, list) and len(document) == len(known):
+        return [
+            place
+            for number, pair in enumerate(zip(document, known, strict=True))
             for place in lost(*pair, f"{path}/{number}")
         ]
-    return [] if said == known else [path]
+    return [] if document == known else [path]
 
 
 def test_panels_have_ids_places_and_the_one_datasource() -> None:

@@ -128,10 +128,10 @@ def test_a_nul_that_a_device_says_ends_no_server(store: Database) -> None:
         devices.save_devices(store, [replace(row, reported=reported)])
         devices.save_beats(store, [row])
         store.run("UPDATE devices SET reason = ? WHERE id = ?", reported.update.reason, "d1")
-    kept = [beat.at, "6\0", "a\0b"]
+    stored = [beat.at, "6\0", "a\0b"]
     if store.dialect.name == "postgresql":
-        kept = [text.replace("\0", "") for text in kept]
-    assert store.rows("SELECT beat_at, jetpack, reason FROM devices") == [tuple(kept)]
+        stored = [text.replace("\0", "") for text in stored]
+    assert store.rows("SELECT beat_at, jetpack, reason FROM devices") == [tuple(stored)]
     loaded = devices.load_device(store, "d1\0" if store.dialect.name == "postgresql" else "d1")
     assert loaded is not None
     assert loaded.reported == reported
@@ -393,8 +393,8 @@ def test_a_password_is_in_no_message(tmp_path: Path) -> None:
 
 def test_a_store_of_another_tandem_is_refused(tmp_path: Path) -> None:
     open_database("sqlite:///fleet.db", tmp_path).close()
-    with sqlite3.connect(tmp_path / "fleet.db") as other:
-        other.execute("UPDATE settings SET value = 99 WHERE name = 'schema'")
+    with sqlite3.connect(tmp_path / "fleet.db") as connection:
+        connection.execute("UPDATE settings SET value = 99 WHERE name = 'schema'")
     with pytest.raises(RolloutError, match="has the schema 99, this Tandem reads 5"):
         open_database("sqlite:///fleet.db", tmp_path)
 

@@ -46,10 +46,10 @@ class Stand:
 
 @pytest.fixture
 def stand(tmp_path: Path) -> Iterator[Stand]:
-    made = Stand(tmp_path)
-    yield made
-    made.process.kill()
-    made.process.wait()
+    new_stand = Stand(tmp_path)
+    yield new_stand
+    new_stand.process.kill()
+    new_stand.process.wait()
 
 
 def test_who_joins_every_shared_subscription_takes_no_request_away(stand: Stand) -> None:

@@ -359,9 +359,9 @@ def test_a_flood_of_one_device_does_not_hide_that_others_are_silent(
 def test_beats_are_kept_with_the_lease_and_cost_no_round(store: Database, tmp_path: Path) -> None:
     server, control = served(store, tmp_path)
     hear(server, control, told(5))
-    kept = all_devices(store)[0]
+    device = all_devices(store)[0]
     hear(server, control, Message(TOPICS.beat, encode(Beat(counter=9))))
-    assert all_devices(store)[0] == kept  # no transaction of its own
+    assert all_devices(store)[0] == device  # no transaction of its own
     assert set(control.devices.unsaved) == {"d0"}
     assert control.devices["d0"].beat == 9
 
@@ -402,8 +402,8 @@ def test_a_silent_device_is_no_live_one_until_it_is_heard(store: Database, tmp_p
     number = start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
     hear(server, control)
     answer = report("a", "live", f"k-{number}", beat_s=BEAT_S, counter=6)
-    other = Message(Topics("d1").reported, encode(report(beat_s=BEAT_S, counter=1)))
-    hear(server, control, other)
+    second = Message(Topics("d1").reported, encode(report(beat_s=BEAT_S, counter=1)))
+    hear(server, control, second)
     hear(server, control, Message(TOPICS.reported, encode(answer)))
     phases = {name: row.phase for name, row in control.states[number].devices.items()}
     assert phases == {"d0": "live", "d1": "sent"}

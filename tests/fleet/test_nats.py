@@ -59,9 +59,9 @@ class Node:
         place = self.folder / ("identity" if name.startswith("fleet.") else name)
         ca = self.folder / "identity" / "ca.crt"
         tls = TlsFiles(ca, place / f"{name}.crt", place / f"{name}.key")
-        made = Client(self.files.port, client, tls, topics, will)
-        stack.callback(made.link.close)
-        return made
+        client_of_test = Client(self.files.port, client, tls, topics, will)
+        stack.callback(client_of_test.link.close)
+        return client_of_test
 
 
 class Client:
@@ -123,13 +123,13 @@ def test_a_device_keeps_to_its_own_tree_and_its_will_is_said(node: Node) -> None
     "topic", ["fleet/v1/board-2/desired", "fleet/v1/#", "#", "$MQTT/sub/#", "$SYS/#", "$JS/#"]
 )
 def test_a_device_hears_nothing_of_others(node: Node, topic: str) -> None:
-    own, other = "fleet/v1/board-1/desired", "fleet/v1/board-2/desired"
+    own, second = "fleet/v1/board-1/desired", "fleet/v1/board-2/desired"
     with ExitStack() as stack:
         thief = node.connect(stack, "tandem-board-1-1", "board-1", topic, own)
         server = node.connect(stack, "server", SERVER)
         thief.wait(LinkUp)
         server.wait(LinkUp)
-        assert server.link.publish(other, b"secret", qos=1, retain=True, wait_s=WAIT_S)
+        assert server.link.publish(second, b"secret", qos=1, retain=True, wait_s=WAIT_S)
         assert server.link.publish(own, b"last", qos=1, wait_s=WAIT_S)
         heard = []
         while not heard or heard[-1].payload != b"last":

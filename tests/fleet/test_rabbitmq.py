@@ -284,8 +284,8 @@ def test_a_revoked_device_is_shut_out_while_the_broker_runs(
         down = client.wait(LinkDown)
     assert isinstance(down, LinkDown)
     assert "revoked" in down.reason, down.reason
-    with agent_of(node, "board-2", "fleet/v1/board-2/desired") as other:
-        other.wait(LinkUp)
+    with agent_of(node, "board-2", "fleet/v1/board-2/desired") as second:
+        second.wait(LinkUp)
     server = LinkSettings("127.0.0.1", node.rabbit.files.port, "s", tls=node.tls(SERVER))
     certificates.readmit(authority, ["lost-1"], node.rabbit.files, server)
     certificates.issue_device(authority, "lost-1", node.folder / "lost-1", ("lost-1",))

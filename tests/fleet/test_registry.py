@@ -309,9 +309,9 @@ def test_a_registry_that_is_away_is_a_sentence_after_a_few_tries(
 def test_a_wrong_digest_never_becomes_a_bundle(host: str, bundle: Path, tmp_path: Path) -> None:
     client = plain(host, "wrong:1")
     pushed = push(client, bundle, silent)
-    other = f"sha256:{'0' * 64}"
+    second = f"sha256:{'0' * 64}"
     with pytest.raises(RegistryError, match="has no wrong"):
-        resolve(plain(host, f"wrong@{other}"))
+        resolve(plain(host, f"wrong@{second}"))
     # The registry's own file is damaged: it is served under a digest that it does not have.
     data = tmp_path / "data"
     with registry(tmp_path) as address:

@@ -481,12 +481,12 @@ def test_ticks_that_changed_nothing_may_be_left_out(
     spec: v.RolloutSpec, events: list[v.Event]
 ) -> None:
     states = [v.RolloutState(), *(state for state, _ in history(spec, events))]
-    kept = [
+    remaining = [
         event
         for event, before, after in zip(events, states, states[1:], strict=False)
         if before != after or not isinstance(event, v.Tick)
     ]
-    assert replay(spec, kept) == states[-1]
+    assert replay(spec, remaining) == states[-1]
     for event, before, after in zip(events, states, states[1:], strict=False):
         if isinstance(event, v.Tick) and before == after:  # until it is due nothing happens
             until_s = min(due_s(spec, after), event.at_s + 1e6)

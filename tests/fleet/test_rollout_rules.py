@@ -230,8 +230,8 @@ def test_devices_that_do_not_fit_say_why(text: str, reason: str | None) -> None:
 
 
 def test_profile_and_room_are_always_required() -> None:
-    other = msgspec.structs.replace(RELEASE, profile="q")
-    assert unfit(TARGET, other, ()) == ("it is p, the release is for q",)
+    second = msgspec.structs.replace(RELEASE, profile="q")
+    assert unfit(TARGET, second, ()) == ("it is p, the release is for q",)
     assert unfit(TARGET, RELEASE, ()) == ()  # 20 MB for twice 10
     large = msgspec.structs.replace(RELEASE, blob=msgspec.structs.replace(BLOB, bytes=10485761))
     (reason,) = unfit(TARGET, large, ())

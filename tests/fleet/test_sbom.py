@@ -106,8 +106,8 @@ def test_the_same_bundle_has_the_same_bill_without_a_clock(folder: Path, tmp_pat
     assert (tmp_path / "2.bundle").read_bytes() == first.read_bytes()
     document = json.loads(run("sbom", first).output)
     assert "timestamp" not in document["metadata"]
-    other = json.loads(run("sbom", pack(folder, tmp_path / "3", "--version", "2")).output)
-    assert other["serialNumber"] != document["serialNumber"]
+    second = json.loads(run("sbom", pack(folder, tmp_path / "3", "--version", "2")).output)
+    assert second["serialNumber"] != document["serialNumber"]
 
 
 def test_a_bill_of_another_bundle_is_found(bundle: Path, folder: Path, tmp_path: Path) -> None:

@@ -156,12 +156,12 @@ def test_no_order_is_lost_or_given_twice_whichever_servers_are_killed(data: st.D
         act(fleet, data, step)
         fleet.round(data.draw(st.sampled_from(sorted(fleet.servers))))
     fleet.settle()
-    made: dict[str, list[tuple[int, bool]]] = {}
+    orders: dict[str, list[tuple[int, bool]]] = {}
     for row in log.rows_after(store, 0):
         if row.kind == control_module.DOCUMENT:
             body = msgspec.json.decode(row.body)
-            made.setdefault(body["device"], []).append((row.rollout, body["undo"]))
-    assert all(len(set(rows)) == len(rows) for rows in made.values()), made
+            orders.setdefault(body["device"], []).append((row.rollout, body["undo"]))
+    assert all(len(set(rows)) == len(rows) for rows in orders.values()), orders
     assert {device: row.counter for device, row in fleet.desired.items()} == {
         row.device: row.counter for row in rollouts.desired_page(store)
     }
@@ -261,11 +261,11 @@ class NoLink:
 def test_no_device_is_answered_until_a_reconnection_has_shown_no_copy(
     tmp_path: Path,
 ) -> None:
-    asked: list[Asked] = []
+    requests: list[Asked] = []
 
     def make(_fleet: object, owns: Callable[[str], bool]) -> Asked:
-        asked.append(Asked(owns))
-        return asked[-1]
+        requests.append(Asked(owns))
+        return requests[-1]
 
     fleet = load_fleet(write_fleet(tmp_path / "fleet", 1))
     server = FleetServer(fleet, services=(make,))
@@ -277,10 +277,10 @@ def test_no_device_is_answered_until_a_reconnection_has_shown_no_copy(
         for _ in range(2):
             server._take_link(LinkUp(1, "5"))
             server._may_serve(control, NoLink())  # type: ignore[arg-type]
-            assert not any(service.owns("d0") for service in asked)
+            assert not any(service.owns("d0") for service in requests)
             guard.take(Message(guard.topic, encode(own)), time.monotonic())
             server._may_serve(control, NoLink())  # type: ignore[arg-type]
-            assert [service.owns("d0") for service in asked] == [True]
+            assert [service.owns("d0") for service in requests] == [True]
 
 
 def test_answers_that_did_not_start_are_closed(tmp_path: Path) -> None:
@@ -350,13 +350,13 @@ def test_a_store_is_read_without_its_lock_and_before_the_lease(
 ) -> None:
     with (
         closing(open_database("sqlite:///fleet.db", tmp_path)) as store,
-        closing(open_database("sqlite:///fleet.db", tmp_path)) as other,
+        closing(open_database("sqlite:///fleet.db", tmp_path)) as second,
     ):
         leases = []
 
         def replay(control: Control) -> dict[int, v.RolloutState]:
-            with other.write():  # waits for nobody
-                leases.append(lease.read_leases(other))
+            with second.write():  # waits for nobody
+                leases.append(lease.read_leases(second))
             return {}
 
         monkeypatch.setattr(Control, "_replay", replay)
@@ -406,7 +406,7 @@ def test_all_is_said_again_where_the_log_that_other_servers_wrote_was_archived(
 ) -> None:
     for name in ("a", "b"):
         take_lease(store, name)
-    control, other = Control(store, "a"), Control(store, "b")
+    control, second = Control(store, "a"), Control(store, "b")
     link = Sent()
     server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
     server._events.put(LinkUp(1, "5"))
@@ -415,9 +415,9 @@ def test_all_is_said_again_where_the_log_that_other_servers_wrote_was_archived(
     control.advance({own: device_row(own, report())})
     spec = v.RolloutSpec(key="k", release=release("a"), groups=("rest",))
     start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
-    other.advance({})  # it makes the document, and `a` has to send it
+    second.advance({})  # it makes the document, and `a` has to send it
     with store.write():
-        rollouts.save_snapshot(store, 1, rollouts.applied(store), other.states[1])
+        rollouts.save_snapshot(store, 1, rollouts.applied(store), second.states[1])
         store.run("DROP TRIGGER log_no_delete")
         store.run("DELETE FROM log WHERE seq <= ?", control._applied + 2)
     server._round(control, link)

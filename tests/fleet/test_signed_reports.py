@@ -118,9 +118,9 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
-    yield made
-    made.close()
+    new_fleet = Fleet(tmp_path)
+    yield new_fleet
+    new_fleet.close()
 
 
 def test_only_a_certificate_that_holds_makes_a_report_believed(fleet: Fleet) -> None:

@@ -223,12 +223,12 @@ def test_an_old_signed_release_is_not_installed_again(scene: Scene, runs: str) -
     """The attacker has kept what the fleet itself signed for this board, and its bundle."""
     old = scene.bundle("good", runs)
     with scene.thief(old) as thief:
-        kept = thief.overheard(TOPICS.desired)
-        request = open_desired(kept)[0].request
+        message = thief.overheard(TOPICS.desired)
+        request = open_desired(message)[0].request
         newer = str(int(runs) + 50)
         assert scene.deploy(scene.bundle("good", newer)).live
         scene.watcher.seen.reports.clear()
-        thief.publish(kept)
+        thief.publish(message)
         report = scene.answer(request, "refused")
     assert "this board has taken" in report.update.reason
     assert (thief.chunks_sent, report.running and report.running.version) == (0, newer)

@@ -313,9 +313,9 @@ def test_a_form_of_another_site_does_nothing(
 
 def test_the_field_of_one_session_is_not_that_of_another(web: WebProcess) -> None:
     first, second = visitor(web, "otto"), visitor(web, "olga")
-    found = re.search(r'name="csrf" value="([^"]+)"', first.get("/").text)
-    assert found
-    assert second.ask("POST", "/orders", f"order=pause:1&csrf={found[1]}").status == 403
+    match = re.search(r'name="csrf" value="([^"]+)"', first.get("/").text)
+    assert match
+    assert second.ask("POST", "/orders", f"order=pause:1&csrf={match[1]}").status == 403
 
 
 def test_a_form_that_is_too_large_is_refused(web: WebProcess) -> None:

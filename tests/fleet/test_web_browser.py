@@ -278,10 +278,10 @@ def test_pages_can_be_used_by_everyone_and_fit(
     for page in PAGES:
         browser.open(f"{web.url}{page}")
         browser.evaluate(f"(() => {{{axe}\n}})()")
-        found = browser.evaluate(
+        actual = browser.evaluate(
             "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))"
         )
-        assert found == [], (page, scheme, found)
+        assert actual == [], (page, scheme, actual)
         wide = browser.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, (page, wide)
     assert all(address.startswith(web.url) for address in browser.requested)

@@ -97,7 +97,7 @@ def test_the_page_says_what_came_out_on_a_gpu() -> None:
     }
     text = compiled_listing(statuses(on_gpu))
     assert "node/test_clip wrong 3 of 4 differ: by 2\n" in text
-    said = compiled_text(outcomes, read_compiled(text))
-    assert "2 of the 3 tests that pass in the interpreter, of which 1 gave" in said
-    assert said.endswith("does not finish 1 of 1. Not: `test_clip`.")
+    report = compiled_text(outcomes, read_compiled(text))
+    assert "2 of the 3 tests that pass in the interpreter, of which 1 gave" in report
+    assert report.endswith("does not finish 1 of 1. Not: `test_clip`.")
     assert "Compiled for an H200" in render(outcomes, {}, read_compiled(text))

@@ -175,8 +175,8 @@ def test_an_engine_keeps_what_its_kernels_pass_to_each_other_on_the_gpu(
             if segment.name in on_gpu
             for tensor in segment.outputs
         }
-        kept = {tensor for tensor, names in readers.items() if names and on_gpu >= {*names}}
-        assert {"f0", "f1"} <= kept
+        remaining = {tensor for tensor, names in readers.items() if names and on_gpu >= {*names}}
+        assert {"f0", "f1"} <= remaining
         assert any("DtoD" in call for call in gpu.calls)
         for good in (0, 2, BOXES):
             feeds = detector_feeds(rng, good)

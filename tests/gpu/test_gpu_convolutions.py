@@ -107,11 +107,11 @@ def test_programs_that_keep_the_weights_reach_every_row(
     case = replace(plain, inputs={**plain.inputs, "r": (shape[0], filters, *shape[2:])})
     program = case.lower(precision, GpuTarget(sm=90, sm_count=2, exhaustive=True))
     (at,) = [at for at, op in enumerate(program.ops) if len(op.tactics) > 1]
-    kept = [t for t in program.ops[at].tactics if t[0].spec.kernel == "resident_gemm"]
-    assert {dict(tactic[0].spec.constants)["BLOCK_N"] for tactic in kept} >= {64}
+    resident = [t for t in program.ops[at].tactics if t[0].spec.kernel == "resident_gemm"]
+    assert {dict(tactic[0].spec.constants)["BLOCK_N"] for tactic in resident} >= {64}
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
-    for tactic in kept:
+    for tactic in resident:
         ops = [*program.ops]
         ops[at] = TunableOp(ops[at].nodes, (tactic,))
         actual = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)["y"]

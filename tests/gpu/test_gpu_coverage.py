@@ -40,11 +40,11 @@ PROFILE = "orin-nano-8gb"
 BIG = one_node("Conv", [(1, 256, 64, 64), constant(256, 256, 3, 3)], (1, 256, 62, 62))
 
 
-def convolution(name: str, reads: Sequence[str], made: str, like: NodeView = BIG) -> NodeView:
+def convolution(name: str, reads: Sequence[str], output: str, like: NodeView = BIG) -> NodeView:
     first, weight = like.inputs
     assert first is not None
     inputs = tuple(replace(first, name=tensor) for tensor in reads)
-    outputs = (replace(like.outputs[0], name=made),)
+    outputs = (replace(like.outputs[0], name=output),)
     return replace(like, name=name, inputs=(*inputs, weight), outputs=outputs, reads=tuple(reads))
 
 
@@ -69,11 +69,11 @@ def fewest_pieces(views: Sequence[NodeView], refused: Sequence[str]) -> int:
     """Try every running order and count how often it passes between covered and refused nodes."""
     best = len(views)
     for order in itertools.permutations(views):
-        made = {"t0"}
+        tensors = {"t0"}
         for view in order:
-            if not made.issuperset(view.reads):
+            if not tensors.issuperset(view.reads):
                 break
-            made.add(view.outputs[0].name)
+            tensors.add(view.outputs[0].name)
         else:
             kinds = [view.name in refused for view in order]
             best = min(best, sum(a != b for a, b in itertools.pairwise(kinds)) + 1)
@@ -89,12 +89,12 @@ def test_the_pieces_run_in_order_and_are_as_few_as_can_be(
     assert sorted(n for p in pieces for n in p.nodes) == sorted(v.name for v in views)
     assert len({piece.name for piece in pieces}) == len(pieces)
     by_name = {view.name: view for view in views}
-    made = {"t0"}
+    tensors = {"t0"}
     for piece in pieces:
         assert all((n in refused) == (piece.place == "portable") for n in piece.nodes)
         for name in piece.nodes:
-            assert made.issuperset(by_name[name].reads)
-            made.add(by_name[name].outputs[0].name)
+            assert tensors.issuperset(by_name[name].reads)
+            tensors.add(by_name[name].outputs[0].name)
     assert len(pieces) == fewest_pieces(views, refused)
 
 
@@ -415,8 +415,8 @@ def test_what_crosses_in_an_int8_engine_is_int8_and_changes_no_bit(
         return started(model, options, **given)
 
     monkeypatch.setattr(ort, "InferenceSession", as_written)
-    found, truth = (infer(result.path, samples[0])["y"] for result in (cut_one, whole))
-    assert np.array_equal(found, truth)
+    actual, truth = (infer(result.path, samples[0])["y"] for result in (cut_one, whole))
+    assert np.array_equal(actual, truth)
 
 
 @pytest.mark.usefixtures("cut_at_poolings")
@@ -429,9 +429,9 @@ def test_what_passes_between_pieces_lies_in_the_arena_while_it_lives(
     ends = {name: at for at, s in enumerate(manifest.segments) for name in s.inputs}
     ends |= dict.fromkeys(manifest.outputs, len(manifest.segments))
     assert {"b", "c", "d"} <= extents.keys()
-    for one, other in itertools.combinations(extents, 2):
-        alive = order[one] <= ends[other] and order[other] <= ends[one]
-        apart = extents[one][1] <= extents[other][0] or extents[other][1] <= extents[one][0]
+    for one, second in itertools.combinations(extents, 2):
+        alive = order[one] <= ends[second] and order[second] <= ends[one]
+        apart = extents[one][1] <= extents[second][0] or extents[second][1] <= extents[one][0]
         assert apart or not alive
 
 

@@ -131,8 +131,8 @@ def instructions(cubin: bytes, folder: Path) -> list[str]:
     return INSTRUCTION.findall(done.stdout)
 
 
-def first(pattern: str, found: list[str]) -> int:
-    return next(at for at, name in enumerate(found) if re.match(pattern, name))
+def first(pattern: str, lines: list[str]) -> int:
+    return next(at for at, name in enumerate(lines) if re.match(pattern, name))
 
 
 @needs_compiler
@@ -186,11 +186,11 @@ def chain(rng: np.random.Generator) -> Case:
     """Convolutions one after the other, on one picture: kernels that take a few microseconds."""
     nodes, weights = [], {}
     for at in range(16):
-        read, made = f"t{at}" if at else "x", f"t{at + 1}" if at < 15 else "y"
+        read, output = f"t{at}" if at else "x", f"t{at + 1}" if at < 15 else "y"
         weights[f"w{at}"] = normal(rng, 64, 64, 3, 3) * np.float32(2**0.5)
         nodes += [
             node("Conv", f"{read} w{at}", f"c{at}", pads=[1, 1, 1, 1]),
-            node("Relu", f"c{at}", made),
+            node("Relu", f"c{at}", output),
         ]
     return Case(nodes, {"x": (1, 64, 20, 20)}, weights)
 
@@ -234,12 +234,12 @@ def test_a_network_whose_kernels_start_early_gives_the_same_bits(
 def test_a_session_collected_while_another_records_spoils_nothing(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case, other = chain(rng), tmp_path / "other"
-    other.mkdir()
+    case, second = chain(rng), tmp_path / "other"
+    second.mkdir()
     path, feeds = engine(case, tmp_path), case.feeds(rng)
     with open_session(path) as session:
         expected = session.infer(feeds)["y"]
-    held = [open_session(engine(chain(rng), other))]  # its weights and kernels go with it
+    held = [open_session(engine(chain(rng), second))]  # its weights and kernels go with it
     launch, dropped = Stream.launch, []
 
     def collecting(self: Stream, *arguments: Any, **options: Any) -> None:

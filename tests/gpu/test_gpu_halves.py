@@ -61,8 +61,8 @@ def test_other_activations_in_half(one: onnx.NodeProto, step: str) -> None:
 def test_a_sigmoid_that_is_read_twice_or_of_another_number_stays() -> None:
     twice = (*SILU[:1], node("Mul", "s x", "m"), node("Add", "m s", "y"))
     assert steps_of(*twice) == ("sigmoid", "mul", "add")
-    other = (node("Neg", "x", "n"), node("Sigmoid", "n", "s"), node("Mul", "s x", "y"))
-    assert steps_of(*other) == ("neg", "sigmoid", "mul")
+    second = (node("Neg", "x", "n"), node("Sigmoid", "n", "s"), node("Mul", "s x", "y"))
+    assert steps_of(*second) == ("neg", "sigmoid", "mul")
 
 
 def silu_of_a_product(rng: np.random.Generator) -> Case:
@@ -101,11 +101,11 @@ def test_a_gelu_in_int8_is_at_most_one_step_away(rng: np.random.Generator) -> No
     first = graph.product("Conv", graph.rounded("x"), (96, 64, 1, 1), bias="int32")
     case = replace(graph.case(graph.rounded(graph.add("Gelu", first))), opset=20)
     feeds = case.feeds(rng)
-    (found,) = gpu_interpreter.run(case.lower("int8"), feeds).values()
+    (actual,) = gpu_interpreter.run(case.lower("int8"), feeds).values()
     (truth,) = case.truth(feeds).values()
     step = np.diff(np.unique(truth)).min()
-    assert np.abs(found - truth).max() < 1.01 * step
-    assert np.mean(found != truth) < 0.01
+    assert np.abs(actual - truth).max() < 1.01 * step
+    assert np.mean(actual != truth) < 0.01
 
 
 @needs_triton
@@ -130,8 +130,8 @@ def infer(
     onnx.save(model, folder / "m.onnx")
     build_on_gpu(folder / "m.onnx", folder / "m.engine", profile="h200", precision=precision)
     with open_engine(folder / "m.engine") as engine, Session(engine) as session:
-        (found,) = session.infer(feeds).values()
-    return found
+        (actual,) = session.infer(feeds).values()
+    return actual
 
 
 @pytest.mark.gpu

@@ -231,8 +231,8 @@ def test_moves_carry_int8(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 6, 20)})
     x, operands = graph.rounded("x"), []
     for order in ([0, 2, 1, 3], [0, 2, 3, 1]):
-        made = graph.product("MatMul", x, (20, 24), axis=1)
-        split = graph.add("Reshape", made, graph.constant(np.array([2, 6, 3, 8])))
+        result = graph.product("MatMul", x, (20, 24), axis=1)
+        split = graph.add("Reshape", result, graph.constant(np.array([2, 6, 3, 8])))
         operands.append(graph.rounded(graph.add("Transpose", split, perm=order)))
     segment = check(graph.case(graph.add("MatMul", *operands)))
     assert len(segment.launches) == 4  # the border and three products
@@ -268,11 +268,11 @@ def test_a_real_bias_is_rounded_to_steps_of_the_sums(rng: np.random.Generator) -
     bias = graph.constant(rng.normal(size=30).astype(np.float32))
     case = graph.case(graph.rounded(graph.add("Conv", x, weights, bias), np.float32(1 / 32)))
     feeds = case.feeds(rng)
-    (found,) = gpu_interpreter.run(program(case), feeds).values()
+    (actual,) = gpu_interpreter.run(program(case), feeds).values()
     step = x_scale * w_scale
     whole = replace(case, weights={**case.weights, bias: np.rint(case.weights[bias] / step) * step})
     (truth,) = whole.truth(feeds).values()
-    np.testing.assert_array_equal(found, truth)
+    np.testing.assert_array_equal(actual, truth)
 
 
 @pytest.mark.parametrize("beyond", [0.0, 405 / 1024, -3.0])
@@ -289,8 +289,8 @@ def test_the_padding_value_is_a_real_number_and_not_an_integer_of_the_scale(
     case = graph.case(graph.rounded(y, np.float32(1 / 64)) if rounded else y)
     feeds = case.feeds(rng)
     (truth,) = case.truth(feeds).values()
-    (found,) = gpu_interpreter.run(program(case), feeds).values()
-    np.testing.assert_array_equal(found, truth)
+    (actual,) = gpu_interpreter.run(program(case), feeds).values()
+    np.testing.assert_array_equal(actual, truth)
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ class Typed(Case):
 
     def model(self) -> onnx.ModelProto:
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(self.types))
-        made = onnx.helper.make_graph(
+        result = onnx.helper.make_graph(
             list(self.nodes),
             "case",
             [onnx.helper.make_tensor_value_info(n, kind, s) for n, s in self.inputs.items()],
@@ -312,7 +312,7 @@ class Typed(Case):
             [onnx.numpy_helper.from_array(value, name) for name, value in self.weights.items()],
         )
         opset = [onnx.helper.make_opsetid("", OPSET)]
-        model = onnx.helper.make_model(made, opset_imports=opset, ir_version=9)
+        model = onnx.helper.make_model(result, opset_imports=opset, ir_version=9)
         return onnx.shape_inference.infer_shapes(model, strict_mode=True)
 
 
@@ -407,12 +407,12 @@ OTHERS = {
 def test_other_sampling_grids_are_read_as_onnx_defines_them(
     name: str, rng: np.random.Generator
 ) -> None:
-    other = OTHERS[name]
+    second = OTHERS[name]
     graph = Graph(rng, {"x": (2, 6, 4, 5)})
-    scale = graph.constant((2.0 ** rng.integers(-6, -3, other.scale)).astype(np.float32))
-    zero = graph.constant(rng.integers(*other.zero, other.scale).astype(other.dtype))
-    q = graph.add("QuantizeLinear", "x", scale, zero, axis=other.axis)
-    case = graph.case(graph.add("DequantizeLinear", q, scale, zero, axis=other.axis))
+    scale = graph.constant((2.0 ** rng.integers(-6, -3, second.scale)).astype(np.float32))
+    zero = graph.constant(rng.integers(*second.zero, second.scale).astype(second.dtype))
+    q = graph.add("QuantizeLinear", "x", scale, zero, axis=second.axis)
+    case = graph.case(graph.add("DequantizeLinear", q, scale, zero, axis=second.axis))
     feeds = case.feeds(rng)
     outputs = gpu_interpreter.run(case.lower("fp32"), feeds)
     for output, truth in case.truth(feeds).items():  # powers of two: every step is exact
@@ -541,8 +541,8 @@ def test_weights_that_a_model_quantizes_itself_are_int8(
     segment = program(graph_of(integers=False), ORIN)
     feeds = {"x": rng.normal(size=(1, 40, 6, 5)).astype(np.float32)}
     (truth,) = int8_reference.run(graph_of(integers=True).model(), feeds).values()
-    (found,) = gpu_interpreter.run(segment, feeds).values()
-    np.testing.assert_array_equal(found, truth, strict=True)
+    (actual,) = gpu_interpreter.run(segment, feeds).values()
+    np.testing.assert_array_equal(actual, truth, strict=True)
     assert stored_types(segment) == {"*i8"}
 
 
@@ -601,7 +601,7 @@ def test_images_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:
 def test_products_of_dynamic_sizes_are_right(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": ("batch", "tokens", 32)})
     x = graph.rounded("x")
-    made = graph.rounded(graph.product("MatMul", x, (32, 24), axis=1), np.float32(0.03125))
-    turned = graph.add("Transpose", made, perm=[0, 2, 1])
-    graph.add("MatMul", made, graph.rounded(turned, np.float32(0.03125)))
+    result = graph.rounded(graph.product("MatMul", x, (32, 24), axis=1), np.float32(0.03125))
+    turned = graph.add("Transpose", result, perm=[0, 2, 1])
+    graph.add("MatMul", result, graph.rounded(turned, np.float32(0.03125)))
     check_everywhere(graph.case(graph.nodes[-1].output[0]), (BATCH, TOKENS), rng)

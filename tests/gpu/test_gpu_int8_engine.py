@@ -124,8 +124,8 @@ def test_every_tactic_gives_the_same_bits(
         with open_engine(engine) as opened, Session(opened) as session:
             assert [one.implementation for one in session.reports] == ["cuda"]
             outputs = session.infer(feeds)
-        for output, wanted in truth.items():
-            np.testing.assert_array_equal(outputs[output], wanted, strict=True)
+        for output, expected in truth.items():
+            np.testing.assert_array_equal(outputs[output], expected, strict=True)
 
 
 def chosen(at: int) -> Callable[[cuda.CudaExecutor, tuple[int, ...]], tuple[int, ...]]:

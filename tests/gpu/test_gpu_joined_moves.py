@@ -19,13 +19,13 @@ def chain(shape: tuple[int, ...], *steps: tuple[int, ...] | str) -> Network:
     for at, step in enumerate(steps):
         if isinstance(step, str):
             perm = tuple(map(int, step))
-            made = tuple(shapes[f"t{at}"][one] for one in perm)
+            result = tuple(shapes[f"t{at}"][one] for one in perm)
             op = Operation("Transpose", f"n{at}", (f"t{at}",), (f"t{at + 1}",), {"perm": perm})
         else:
-            made = step
+            result = step
             op = Operation("Reshape", f"n{at}", (f"t{at}",), (f"t{at + 1}",), {})
         operations.append(op)
-        shapes[f"t{at + 1}"] = made
+        shapes[f"t{at + 1}"] = result
     dtypes = dict.fromkeys(shapes, "float32")
     return Network(tuple(operations), ("t0",), (f"t{len(steps)}",), shapes, dtypes, {})
 

@@ -59,10 +59,10 @@ def reference(rows: list[tuple[int, int, int, int]], folder: Path) -> list[int]:
     source.write_text(PROGRAM)
     subprocess.run(["cc", f"-I{include}", str(source), "-o", str(program)], check=True)
     lines = []
-    for sm, *asked in rows:
+    for sm, *requests in rows:
         one = sm_limits(sm)
         limits = (one.threads, one.shared_bytes, one.block_shared_bytes, one.reserved_bytes)
-        lines.append(" ".join(map(str, (sm, *asked, *limits))))
+        lines.append(" ".join(map(str, (sm, *requests, *limits))))
     done = subprocess.run(
         [str(program)], input="\n".join(lines), capture_output=True, text=True, check=True
     )

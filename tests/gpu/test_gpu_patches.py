@@ -60,6 +60,6 @@ def test_an_image_is_reordered_as_it_is_rounded(rng: np.random.Generator) -> Non
     case = graph.case(graph.add("Transpose", tokens, perm=[0, 2, 3, 1]))
     assert kernels(case, "int8")[:2] == ["elementwise", "gemm strided"]
     feeds = case.feeds(rng)
-    (found,) = gpu_interpreter.run(case.lower("int8"), feeds).values()
+    (actual,) = gpu_interpreter.run(case.lower("int8"), feeds).values()
     truth = int8_reference.run(case.model(), feeds)[case.outputs[0]]
-    assert np.linalg.norm(found - truth) < 1e-3 * np.linalg.norm(truth)  # stored in FP16
+    assert np.linalg.norm(actual - truth) < 1e-3 * np.linalg.norm(truth)  # stored in FP16

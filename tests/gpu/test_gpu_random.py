@@ -82,7 +82,7 @@ def add_pooling(g: Growing, x: str, shape: Shape) -> None:
 
 def add_two(g: Growing, x: str, shape: Shape) -> None:
     op = str(g.rng.choice(["Add", "Sub", "Mul", "Max"]))
-    g.add(op, [x, g.tensor(lambda other: other == shape)], shape)
+    g.add(op, [x, g.tensor(lambda second: second == shape)], shape)
 
 
 def add_constant(g: Growing, x: str, shape: Shape) -> None:
@@ -95,8 +95,8 @@ def add_concatenation(g: Growing, x: str, shape: Shape) -> None:
     axis, attributes = g.axis(shape)
     rest = shape[:axis] + shape[axis + 1 :]
 
-    def fits(other: Shape) -> bool:
-        return len(other) == len(shape) and other[:axis] + other[axis + 1 :] == rest
+    def fits(second: Shape) -> bool:
+        return len(second) == len(shape) and second[:axis] + second[axis + 1 :] == rest
 
     parts = [x, *(g.tensor(fits) for _ in range(g.rng.integers(1, 3)))]
     size = sum(g.shapes[part][axis] for part in parts)
@@ -141,8 +141,8 @@ def add_softmax(g: Growing, x: str, shape: Shape) -> None:
 
 def add_product(g: Growing, x: str, shape: Shape) -> None:
     if len(shape) >= 2:
-        other = g.constant(normal(g.rng, 5, shape[-1]).T.copy())
-        g.add("MatMul", [x, other], (*shape[:-1], 5))
+        second = g.constant(normal(g.rng, 5, shape[-1]).T.copy())
+        g.add("MatMul", [x, second], (*shape[:-1], 5))
 
 
 def add_rectifier(g: Growing, x: str, shape: Shape) -> None:

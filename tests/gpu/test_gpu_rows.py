@@ -18,10 +18,10 @@ def check(case: Case, precision: str, rng: np.random.Generator) -> None:
         agrees(outputs[name], truth, precision)
 
 
-def agrees(found: np.ndarray, truth: np.ndarray, precision: str) -> None:
-    assert found.shape == truth.shape
-    assert found.dtype == truth.dtype
-    difference = np.linalg.norm(found.astype(np.float64) - truth)
+def agrees(actual: np.ndarray, truth: np.ndarray, precision: str) -> None:
+    assert actual.shape == truth.shape
+    assert actual.dtype == truth.dtype
+    difference = np.linalg.norm(actual.astype(np.float64) - truth)
     assert difference < LIMITS[precision] * np.linalg.norm(truth)
 
 

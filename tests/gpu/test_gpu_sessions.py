@@ -66,8 +66,8 @@ def test_sessions_in_threads_compute_the_same_and_share_weights(
         sessions = [Session(engine) for _ in inputs]
     assert len(program._PROGRAMS) == 1
     expected = [session.infer(feeds)["y"] for session, feeds in zip(sessions, inputs, strict=True)]
-    for feeds, found in zip(inputs, expected, strict=True):
-        assert relative_error(found, one.truth(feeds)["y"]) < FP16
+    for feeds, actual in zip(inputs, expected, strict=True):
+        assert relative_error(actual, one.truth(feeds)["y"]) < FP16
 
     def run_session(number: int) -> None:
         for run in range(RUNS):

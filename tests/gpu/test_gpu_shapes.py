@@ -26,13 +26,13 @@ FAR = 1 << 40
 
 
 def case(*nodes: onnx.NodeProto, outputs: Sequence[str] = ("y",), **weights: object) -> Case:
-    made = {
+    result = {
         name: np.array(value, np.float32 if isinstance(value, (float, list)) else np.int64)
         if not isinstance(value, np.ndarray)
         else value
         for name, value in weights.items()
     }
-    return Case(list(nodes), {"x": ("n", 8, "h", "w")}, made, outputs)
+    return Case(list(nodes), {"x": ("n", 8, "h", "w")}, result, outputs)
 
 
 def many(op: str, inputs: list[str], outputs: list[str], **how: object) -> onnx.NodeProto:

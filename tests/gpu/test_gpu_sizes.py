@@ -62,12 +62,12 @@ def test_sizes_compute_as_numbers_do_and_their_formulas_hold_everywhere(seed: in
             row.append(rule(a, b))
         for row in sized:
             row.append(rule(row[left], row[right] if number is None else number))
-        made = [row[-1] for row in sized]
-        assert [int(size) for size in made] == [row[-1] for row in plain]
-        assert len(texts(made)) == 1  # one form, wherever it was computed
-        assert all(size == made[0] for size in made)
+        result = [row[-1] for row in sized]
+        assert [int(size) for size in result] == [row[-1] for row in plain]
+        assert len(texts(result)) == 1  # one form, wherever it was computed
+        assert all(size == result[0] for size in result)
         for point, row in zip(POINTS, plain, strict=True):
-            assert evaluate(amount(made[0]), point) == row[-1]
+            assert evaluate(amount(result[0]), point) == row[-1]
 
 
 @settings(max_examples=100)

@@ -402,6 +402,6 @@ def test_an_engine_suppresses_on_the_gpu(
         with open_session(result.path) as session:
             for _ in range(2):
                 feeds = chain_feeds(rng)
-                expected, found = run(chain(40), feeds), session.infer(feeds)
+                expected, actual = run(chain(40), feeds), session.infer(feeds)
                 for name, values in expected.items():
-                    assert np.array_equal(found[name], values), name
+                    assert np.array_equal(actual[name], values), name

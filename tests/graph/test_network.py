@@ -670,18 +670,18 @@ def test_a_window_is_set_as_in_tensorrt_and_shapes_follow() -> None:
     back.stride_nd = (2, 2)
     network.mark_output(back, "y")
     assert back.get_output(0).shape == (1, 1, 14, 14)
-    other = tandem.Network()
-    image = other.add_input("x", np.float32, (1, 1, 28, 28))
-    whole = other.add_convolution_nd(
+    second = tandem.Network()
+    image = second.add_input("x", np.float32, (1, 1, 28, 28))
+    whole = second.add_convolution_nd(
         image, 2, (3, 3), np.ones(18), np.zeros(2), stride_nd=(2, 2), padding_nd=(1, 1),
         post_padding=(2, 2), dilation_nd=(2, 2),
     )  # fmt: skip
-    whole = other.add_pooling_nd(
+    whole = second.add_pooling_nd(
         whole, PoolingType.MAX, (2, 2), stride_nd=(2, 2), padding_mode=PaddingMode.EXPLICIT_ROUND_UP
     )
-    whole = other.add_deconvolution_nd(whole, 1, (2, 2), np.ones(8), stride_nd=(2, 2))
-    other.mark_output(whole, "y")
-    assert network.serialize() == other.serialize()
+    whole = second.add_deconvolution_nd(whole, 1, (2, 2), np.ones(8), stride_nd=(2, 2))
+    second.mark_output(whole, "y")
+    assert network.serialize() == second.serialize()
 
 
 def test_a_window_that_does_not_fit_is_refused_and_the_layer_stays_as_it_was() -> None:

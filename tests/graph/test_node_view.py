@@ -60,8 +60,8 @@ def test_left_out_operands_are_none():
 
 
 def test_multiply_accumulates_by_operator():
-    def macs(op, operands, made, **attributes):
-        return one_node(op, operands, made, **attributes).macs
+    def macs(op, operands, result, **attributes):
+        return one_node(op, operands, result, **attributes).macs
 
     data = (2, 4, 8, 8)
     assert macs("Conv", [data, constant(8, 4, 3, 3)], (2, 8, 6, 6)) == 2 * 8 * 36 * 4 * 9
@@ -118,10 +118,10 @@ def test_tensors_that_a_subgraph_captures_are_read():
         ),
     ]
     weights = {"flag": np.array(True)}
-    made, choice = views(graph_of(nodes, {"x": (1, 2)}, ["z"], weights).graph)
+    result, choice = views(graph_of(nodes, {"x": (1, 2)}, ["z"], weights).graph)
     assert choice.reads == ("y",)
     assert choice.has_subgraph
-    assert made.after == ("Abs", "Neg")
+    assert result.after == ("Abs", "Neg")
 
 
 def test_neighbours_are_named_by_operator():

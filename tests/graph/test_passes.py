@@ -156,8 +156,8 @@ def test_an_output_of_a_branch_stays_a_value_of_the_branch(tmp_path: Path) -> No
     data = ir.to_proto(model).SerializeToString()
     session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
     for x, y in (([1.0, 2.0], [-1.0, -2.0]), ([-1.0, -2.0], [1.0, 2.0])):
-        (found,) = session.run(None, {"x": np.array(x, np.float32)})
-        np.testing.assert_array_equal(found, np.array(y, np.float32))
+        (actual,) = session.run(None, {"x": np.array(x, np.float32)})
+        np.testing.assert_array_equal(actual, np.array(y, np.float32))
 
 
 def test_sequences_keep_their_type(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_sequences_keep_their_type(tmp_path: Path) -> None:
     model, _ = run_passes(import_model(path).model)
     data = ir.to_proto(model).SerializeToString()
     session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"x": np.array([1.0, 2.0], np.float32)})
-    np.testing.assert_array_equal(found, np.array([1.0, 2.0, 1.0, 2.0], np.float32))
+    (actual,) = session.run(None, {"x": np.array([1.0, 2.0], np.float32)})
+    np.testing.assert_array_equal(actual, np.array([1.0, 2.0, 1.0, 2.0], np.float32))
 
 
 @pytest.mark.parametrize("name", ["light_resnet50", "light_squeezenet", "light_inception_v2"])
@@ -222,11 +222,11 @@ def with_constant_if(path: Path, rng: np.random.Generator) -> Path:
     then = helper.make_graph([norm], "then", [], [value("t", shape)])
     add = helper.make_node("Add", ["s", "W"], ["a"])
     both = helper.make_node("Add", ["a", "c"], ["e"])
-    other = helper.make_graph([add, both], "other", [], [value("e", shape)])
+    second = helper.make_graph([add, both], "other", [], [value("e", shape)])
     nodes = [
         helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1]),
         helper.make_node("Sigmoid", ["x"], ["s"]),
-        helper.make_node("If", ["yes"], ["i"], then_branch=then, else_branch=other),
+        helper.make_node("If", ["yes"], ["i"], then_branch=then, else_branch=second),
         helper.make_node("Neg", ["i"], ["y"]),
     ]
     weights = {
@@ -261,10 +261,10 @@ def test_factors_of_a_gemm_move_into_its_constants(
     assert not any(set(node.attributes) & {"alpha", "beta"} for node in model.graph)
     x = rng.normal(size=(2, 4)).astype(np.float32)
     expected = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})
-    for actual, wanted in zip(
+    for actual, requested in zip(
         ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x}), expected, strict=True
     ):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual, requested, rtol=1e-5, atol=1e-6)
 
 
 def test_folds_a_split_of_a_constant(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -299,11 +299,11 @@ def squeezing_branches(path: Path, size: int) -> Path:
     squeezed = helper.make_graph([squeeze], "then", [], [value])
     value = helper.make_tensor_value_info("e", 1, None)
     mean = helper.make_node("ReduceMean", ["x", "one"], ["e"], keepdims=0)
-    other = helper.make_graph([mean], "else", [], [value])
+    second = helper.make_graph([mean], "else", [], [value])
     nodes = [
         helper.make_node("Cast", ["flag"], ["c"], to=9),
         helper.make_node(
-            "If", ["c"], ["a"], name="choice", then_branch=squeezed, else_branch=other
+            "If", ["c"], ["a"], name="choice", then_branch=squeezed, else_branch=second
         ),
         helper.make_node("Neg", ["a"], ["y"]),
     ]

@@ -228,8 +228,8 @@ def test_the_example_s_triton_kernel_takes_every_size_of_a_range(
 
 def test_a_constant_that_follows_a_dynamic_dimension_is_refused(tmp_path: Path) -> None:
     def launches(node: Node) -> list[Launch]:
-        made = launch(node, EXAMPLE.with_name("cost_volume.py"), y=node.outputs[0])
-        return [replace(made, constants={"ROWS": node.input(0).shape[0]})]
+        result = launch(node, EXAMPLE.with_name("cost_volume.py"), y=node.outputs[0])
+        return [replace(result, constants={"ROWS": node.input(0).shape[0]})]
 
     model = write(tmp_path / "m.onnx", [call(doubler(), "x", "y")], {"x": ("rows", 3)}, 2)
     dims = [DimRange(name="rows", min=1, opt=2, max=3)]

@@ -14,14 +14,14 @@ from toolkit.partition.planning.segments import find_crossings
 PROCESSORS = ("gpu", "dla0", "dla1")
 
 
-def node(name: str, reads: Sequence[str], made: str) -> NodeView:
+def node(name: str, reads: Sequence[str], result: str) -> NodeView:
     shape = (1, 8, 4, 4)
     one = one_node("Relu", [shape], shape)
     return replace(
         one,
         name=name,
         inputs=tuple(replace(one.inputs[0], name=tensor) for tensor in reads),
-        outputs=(replace(one.outputs[0], name=made),),
+        outputs=(replace(one.outputs[0], name=result),),
         reads=tuple(reads),
     )
 
@@ -44,11 +44,11 @@ def test_crossings_are_the_tensors_read_on_another_processor(graph):
     views, segments = graph
     on = {segment.nodes[0]: segment for segment in segments}
     expected = {
-        (made.name, on[maker.name].name, on[reader.name].name)
+        (result.name, on[maker.name].name, on[reader.name].name)
         for maker in views
-        for made in maker.outputs
+        for result in maker.outputs
         for reader in views
-        if made.name in reader.reads and on[reader.name].processor != on[maker.name].processor
+        if result.name in reader.reads and on[reader.name].processor != on[maker.name].processor
     }
     crossings = find_crossings(segments, views, len)
     assert {(c.tensor, c.source, target) for c in crossings for target in c.targets} == expected

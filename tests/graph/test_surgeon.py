@@ -189,13 +189,13 @@ def test_a_branch_keeps_what_it_captures(tmp_path: Path) -> None:
     """The If reads `a` and the weight `k` only inside its branches."""
     then = helper.make_graph([helper.make_node("Add", ["a", "k"], ["t"])], "then", [],
         [helper.make_tensor_value_info("t", TensorProto.FLOAT, [2])])  # fmt: skip
-    other = helper.make_graph([helper.make_node("Neg", ["a"], ["e"])], "else", [],
+    second = helper.make_graph([helper.make_node("Neg", ["a"], ["e"])], "else", [],
         [helper.make_tensor_value_info("e", TensorProto.FLOAT, [2])])  # fmt: skip
     nodes = [
         helper.make_node("Abs", ["x"], ["a"], "abs"),
         helper.make_node("ReduceSum", ["x"], ["s"], "sum", keepdims=0),
         helper.make_node("Greater", ["s", "zero"], ["c"], "greater"),
-        helper.make_node("If", ["c"], ["y"], "if", then_branch=then, else_branch=other),
+        helper.make_node("If", ["c"], ["y"], "if", then_branch=then, else_branch=second),
     ]
     weights = {"k": np.float32([10, 20]), "zero": np.float32(0)}
     model = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, weights)

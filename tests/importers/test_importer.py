@@ -443,8 +443,8 @@ def test_functions_of_a_model_are_inlined_at_every_opset(
     imported = import_model(tmp_path / "m.onnx").model
     assert not imported.functions
     x = rng.normal(size=(3, 64)).astype(np.float32)
-    (found,) = ReferenceEvaluator(ir.to_proto(imported)).run(None, {"x": x})
-    np.testing.assert_allclose(found, 6 * (x @ weight), rtol=1e-5, atol=1e-5)
+    (actual,) = ReferenceEvaluator(ir.to_proto(imported)).run(None, {"x": x})
+    np.testing.assert_allclose(actual, 6 * (x @ weight), rtol=1e-5, atol=1e-5)
 
 
 def test_a_function_of_another_opset_than_its_model_is_refused_with_both(tmp_path: Path) -> None:
@@ -546,11 +546,11 @@ def test_no_weight_stays_in_protobuf_memory_also_in_branches(
     branch = helper.make_graph(
         [helper.make_node("Add", ["x", "w"], ["a"])], "then", [], [value], [weight]
     )
-    other = helper.make_graph([helper.make_node("Neg", ["x"], ["a"])], "else", [], [value])
+    second = helper.make_graph([helper.make_node("Neg", ["x"], ["a"])], "else", [], [value])
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
         helper.make_node("Cast", ["sum"], ["yes"], to=TensorProto.BOOL),
-        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=other),
+        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=second),
     ]
     model = import_model(save(tmp_path / "m.onnx", nodes, {"x": shape}, {"y": shape})).model
     weights = [

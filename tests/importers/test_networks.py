@@ -119,11 +119,12 @@ def test_onnx_infers_the_shapes_that_the_network_states(name):
     del proto.graph.value_info[:]
     inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     results = {info.name: info for info in inferred.graph.value_info}
-    for made, info in results.items():
+    for result, info in results.items():
         shapes = [
-            [d.dim_value for d in side.type.tensor_type.shape.dim] for side in (stated[made], info)
+            [d.dim_value for d in side.type.tensor_type.shape.dim]
+            for side in (stated[result], info)
         ]
-        assert shapes[0] == shapes[1], made
+        assert shapes[0] == shapes[1], result
     assert len(results) > 0.5 * len(proto.graph.node)
 
 

@@ -98,11 +98,11 @@ def options_of(command: str) -> frozenset[str]:
     if command in PARSERS:
         texts = (parser.format_help() for parser in with_subparsers(PARSERS[command][1]))
         return frozenset(name for text in texts for name in OPTION.findall(text))
-    found = tandem.get_command(click.Context(tandem), command)
-    assert found is not None, f"there is no command `tandem {command}`"
+    actual = tandem.get_command(click.Context(tandem), command)
+    assert actual is not None, f"there is no command `tandem {command}`"
     options = {
         name
-        for part in with_subcommands(found)
+        for part in with_subcommands(actual)
         for p in part.params
         for name in (*p.opts, *p.secondary_opts)
     }
@@ -171,10 +171,10 @@ def test_a_text_names_options_that_there_are() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_help_text_names_options_that_there_are(command: str) -> None:
-    found = tandem.get_command(click.Context(tandem), command)
-    assert found is not None
-    wide = click.Context(found, info_name=command, terminal_width=10_000)  # no option is broken
-    help_text = " ".join(found.get_help(wide).split())
+    actual = tandem.get_command(click.Context(tandem), command)
+    assert actual is not None
+    wide = click.Context(actual, info_name=command, terminal_width=10_000)  # no option is broken
+    help_text = " ".join(actual.get_help(wide).split())
     for name, text in [(command, QUOTED.sub("", help_text)), *QUOTED.findall(help_text)]:
         for mention in set(OPTION.findall(text)) - FOREIGN:
             assert mention in options_of(name), f"`{name}`: {help_text}"

@@ -259,10 +259,10 @@ def gated_block(rng: np.random.Generator) -> tuple[NodeView, ...]:
 def test_no_kernel_waits_for_a_later_one(rng):
     graphs = {name: views(NETWORKS[name].model().graph) for name in ("yolo26n", "googlenet")}
     for name, seen in {**graphs, "gated": gated_block(rng)}.items():
-        made: set[str] = {t.name for v in seen for t in v.outputs}
+        result: set[str] = {t.name for v in seen for t in v.outputs}
         for kernel in fuse(seen):
-            made -= {t.name for v in kernel.nodes for t in v.outputs}
-            assert not made & {t for v in kernel.nodes for t in v.reads}, (name, kernel.head.name)
+            result -= {t.name for v in kernel.nodes for t in v.outputs}
+            assert not result & {t for v in kernel.nodes for t in v.reads}, (name, kernel.head.name)
 
 
 def test_a_gate_is_applied_by_a_kernel_of_its_own(rng):
@@ -384,8 +384,8 @@ def test_the_slowdown_is_that_of_the_published_matrix():
     """Cells of PCCS on AGX Xavier: own demand, others' demand, achieved bandwidth in GB/s."""
     contention = load_costs().contention
     cells = ((93.1, 12.7, 76.9), (93.1, 98.7, 49.9), (37.6, 127.4, 36.5), (55.1, 127.4, 41.0))
-    for own, other, achieved in cells:
-        assert slowdown(own, other, 136.5, contention) == pytest.approx(own / achieved, rel=0.1)
+    for own, second, achieved in cells:
+        assert slowdown(own, second, 136.5, contention) == pytest.approx(own / achieved, rel=0.1)
     assert slowdown(10, 500, 136.5, contention) == 1
 
 

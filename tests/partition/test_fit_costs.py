@@ -158,18 +158,18 @@ def test_every_board_is_a_profile_with_that_mode():
 
 def test_the_fit_finds_the_constants_that_made_the_times():
     rows = GpuRows(gpu_cases())
-    made = GpuRows(timed(rows, TRUE_GPU))
-    found, _ = fit_gpu(made)
+    gpu_rows = GpuRows(timed(rows, TRUE_GPU))
+    actual, _ = fit_gpu(gpu_rows)
     for name in TRUE_GPU.__dataclass_fields__:
-        assert getattr(found, name) == pytest.approx(getattr(TRUE_GPU, name), rel=0.02), name
+        assert getattr(actual, name) == pytest.approx(getattr(TRUE_GPU, name), rel=0.02), name
 
 
 def test_a_tenth_of_wild_rows_hardly_moves_the_fit():
     rows = GpuRows(gpu_cases())
     cases = timed(rows, TRUE_GPU, spread=0.03)
     wild = [replace(c, value=c.value * 3) if i % 10 == 0 else c for i, c in enumerate(cases)]
-    found, _ = fit_gpu(GpuRows(wild))
-    again = rows.predicted(found) / rows.predicted(TRUE_GPU)
+    actual, _ = fit_gpu(GpuRows(wild))
+    again = rows.predicted(actual) / rows.predicted(TRUE_GPU)
     assert np.median(np.abs(again - 1)) < 0.1
 
 
@@ -185,17 +185,17 @@ def dla_cases() -> list[Case]:
 
 def test_the_fit_of_the_dla_predicts_what_made_the_times():
     rows = DlaRows(dla_cases())
-    found, _ = fit_dla(DlaRows(timed(rows, TRUE_DLA)), TRUE_DLA.crossing_us)
-    assert rows.predicted(found) == pytest.approx(rows.predicted(TRUE_DLA), rel=0.05)
+    actual, _ = fit_dla(DlaRows(timed(rows, TRUE_DLA)), TRUE_DLA.crossing_us)
+    assert rows.predicted(actual) == pytest.approx(rows.predicted(TRUE_DLA), rel=0.05)
 
 
 def test_a_generation_without_rows_takes_the_values_of_the_other():
     rows = DlaRows(dla_cases())
-    made = DlaRows(timed(rows, TRUE_DLA))
-    keep = np.array([float(c.device == "agx-orin-64gb") for c in made.cases])
-    found, _ = fit_dla(made, TRUE_DLA.crossing_us, keep)
-    assert found.layer_us_v1 == found.layer_us_v2
-    assert found.bandwidth_share_v1 == found.bandwidth_share_v2
+    dla_rows = DlaRows(timed(rows, TRUE_DLA))
+    keep = np.array([float(c.device == "agx-orin-64gb") for c in dla_rows.cases])
+    actual, _ = fit_dla(dla_rows, TRUE_DLA.crossing_us, keep)
+    assert actual.layer_us_v1 == actual.layer_us_v2
+    assert actual.bandwidth_share_v1 == actual.bandwidth_share_v2
 
 
 def test_equal_kernels_are_priced_once_and_summed_alike():
@@ -208,15 +208,15 @@ def test_equal_kernels_are_priced_once_and_summed_alike():
 
 def test_groups_of_rows_weigh_alike():
     cases = [case("resnet18", source="trtutils")] * 9 + [case("resnet18", source="JEDI")]
-    found = weights(cases, lambda c: c.family)
-    assert found[9] == pytest.approx(3 * found[0])
-    assert np.mean(found**2) == pytest.approx(1)
+    actual = weights(cases, lambda c: c.family)
+    assert actual[9] == pytest.approx(3 * actual[0])
+    assert np.mean(actual**2) == pytest.approx(1)
 
 
 def test_solving_finds_a_product_within_its_bounds():
     x = np.random.default_rng().uniform(1, 10, 50)
-    found = solve(lambda v: np.log(v[0] * x ** v[1]) - np.log(2 * x**0.5), (1, 1), (10, 10))
-    assert found.values == pytest.approx((2, 0.5), rel=1e-3)
+    actual = solve(lambda v: np.log(v[0] * x ** v[1]) - np.log(2 * x**0.5), (1, 1), (10, 10))
+    assert actual.values == pytest.approx((2, 0.5), rel=1e-3)
     bound = solve(lambda v: np.log(v[0]) - np.log(np.full(9, 5.0)), (1,), (3,))
     assert bound.values[0] == pytest.approx(3, rel=1e-3)
 

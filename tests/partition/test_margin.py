@@ -72,8 +72,8 @@ def test_an_island_pays_for_its_crossings_by_itself() -> None:
     graph = chain(*FORKED, channels=128, side=32).graph
     free, strict = planned(graph, "gpu-relief", 0.0), planned(graph, "gpu-relief", 0.5)
     islands = {segment.nodes for segment in strict.segments if segment.processor == "dla0"}
-    kept = {name for nodes in islands for name in nodes}
-    assert kept <= on_dla(free)
+    remaining = {name for nodes in islands for name in nodes}
+    assert remaining <= on_dla(free)
     assert len(strict.crossings) <= len(free.crossings)
 
 

@@ -151,5 +151,5 @@ def test_batches_have_segments_of_their_own():
     nodes = views(chain("Conv", "Conv").graph)
     second = replace(nodes[1], outputs=(replace(nodes[1].outputs[0], shape=(2, 64, 56, 56)),))
     costs = CostModel((nodes[0], second), ORIN, precision="int8")
-    made = formulate("m", (nodes[0], second), (), costs, ("gpu", "dla0"), outputs=["y"])
-    assert [task.lane for task in made.network.tasks] == ["1", "2"]
+    result = formulate("m", (nodes[0], second), (), costs, ("gpu", "dla0"), outputs=["y"])
+    assert [task.lane for task in result.network.tasks] == ["1", "2"]

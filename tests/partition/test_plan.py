@@ -22,16 +22,16 @@ def split_model(depth: int = 10):
     """A chain of convolutions, one Erf, and a chain of convolutions again."""
     nodes, weights, data = [], {}, "x"
     for index in range(2 * depth + 1):
-        made = "y" if index == 2 * depth else f"t{index}"
+        result = "y" if index == 2 * depth else f"t{index}"
         if index == depth:
-            nodes.append(helper.make_node("Erf", [data], [made], name="erf"))
+            nodes.append(helper.make_node("Erf", [data], [result], name="erf"))
         else:
             weights[f"w{index}"] = constant(64, 64, 3, 3)
             operands = [data, f"w{index}"]
             nodes.append(
-                helper.make_node("Conv", operands, [made], name=f"conv{index}", pads=[1] * 4)
+                helper.make_node("Conv", operands, [result], name=f"conv{index}", pads=[1] * 4)
             )
-        data = made
+        data = result
     return graph_of(nodes, {"x": (1, 64, 56, 56)}, ["y"], weights)
 
 
@@ -79,9 +79,9 @@ def test_segments_follow_each_other_and_hold_every_node():
 
 def test_crossings_have_the_bytes_of_the_precision():
     plan = plan_of(split_model())
-    found = [(c.tensor, c.source, c.targets, c.bytes) for c in plan.crossings]
+    actual = [(c.tensor, c.source, c.targets, c.bytes) for c in plan.crossings]
     size = 64 * 56 * 56
-    assert found == [("t9", "dla0.0", ("gpu.0",), size), ("t10", "gpu.0", ("dla0.1",), size)]
+    assert actual == [("t9", "dla0.0", ("gpu.0",), size), ("t10", "gpu.0", ("dla0.1",), size)]
 
 
 def test_the_total_is_the_processors_and_the_crossings():
@@ -134,8 +134,8 @@ def test_refusals_are_grouped_by_rule_with_count_and_hint():
         helper.make_node("Erf", ["b"], ["y"], name="erf2"),
     ]
     plan = plan_of(graph_of(nodes, {"x": (1, 8, 4, 4)}, ["y"]))
-    found = {(r.rule, r.nodes, r.same_reason) for r in plan.refusals}
-    assert found == {
+    actual = {(r.rule, r.nodes, r.same_reason) for r in plan.refusals}
+    assert actual == {
         ("op.not-exposed", ("erf", "erf2"), True),
         ("op.not-exposed", ("pool",), True),
     }
@@ -171,8 +171,8 @@ def test_a_comparison_and_its_cast_stay_together_when_one_is_kept_on_the_gpu(kep
     weights = {"h": constant(1, 64, 56, 56)} | {f"w{i}": constant(64, 64, 3, 3) for i in range(5)}
     names = ["x", *(f"c{index}" for index in range(5))]
     nodes = [
-        helper.make_node("Conv", [data, f"w{index}"], [made], name=made, pads=[1] * 4)
-        for index, (data, made) in enumerate(pairwise(names))
+        helper.make_node("Conv", [data, f"w{index}"], [result], name=result, pads=[1] * 4)
+        for index, (data, result) in enumerate(pairwise(names))
     ]
     nodes += [
         helper.make_node("Greater", ["c4", "h"], ["more"], name="greater"),

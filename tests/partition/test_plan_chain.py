@@ -144,7 +144,7 @@ def check_crossings(plan: Plan, seen: tuple[NodeView, ...]) -> None:
     expected = {}
     for view in seen:
         for tensor in view.outputs:
-            users = [rows[other.name] for other in seen if tensor.name in other.reads]
+            users = [rows[second.name] for second in seen if tensor.name in second.reads]
             there = {u.segment for u in users if u.processor != rows[view.name].processor}
             if there:
                 size = math.prod(tensor.shape) * BYTES[plan.precision]
@@ -208,7 +208,7 @@ def test_a_bound_on_crossings_is_kept_and_a_looser_one_is_never_worse(seed):
                 assert recomputed(shared, plan)["crossings"] <= bound
             check_value(shared, plan)
             values.append(plan.search.value)
-        assert all(one >= other * (1 - 1e-6) for one, other in pairwise(values))
+        assert all(one >= second * (1 - 1e-6) for one, second in pairwise(values))
 
 
 def placements(shared: SharedPlan) -> Iterator[dict]:
@@ -267,7 +267,7 @@ def test_the_same_input_gives_the_same_plan_in_every_process(tmp_path):
     grown.nodes.append(node("GlobalAveragePool", grown.open_[-1][0], "pooled"))
     path = tmp_path / "m.onnx"
     ir.save(to_ir(Net(grown.nodes, grown.inputs, grown.weights).proto()), path)
-    found = []
+    actual = []
     for hash_seed in ("0", "7"):
         done = subprocess.run(
             [sys.executable, "-c", PLAN_SCRIPT, str(path), "gpu-relief"],
@@ -278,5 +278,5 @@ def test_the_same_input_gives_the_same_plan_in_every_process(tmp_path):
         )
         (plan,) = (whole := json.loads(done.stdout))["plans"]
         assert plan["search"].pop("seconds") >= 0
-        found.append(whole)
-    assert found[0] == found[1]
+        actual.append(whole)
+    assert actual[0] == actual[1]

@@ -24,15 +24,15 @@ def model(tmp_path):
     """Eight convolutions, an operator that no DLA takes, eight convolutions."""
     nodes, weights, data = [], {}, "x"
     for index in range(17):
-        made = "y" if index == 16 else f"t{index}"
+        result = "y" if index == 16 else f"t{index}"
         if index == 8:
-            nodes.append(helper.make_node("Erf", [data], [made], name="erf"))
+            nodes.append(helper.make_node("Erf", [data], [result], name="erf"))
         else:
             weights[f"w{index}"] = constant(64, 64, 3, 3)
             operands = [data, f"w{index}"]
             name = f"conv{index}"
-            nodes.append(helper.make_node("Conv", operands, [made], name=name, pads=[1] * 4))
-        data = made
+            nodes.append(helper.make_node("Conv", operands, [result], name=name, pads=[1] * 4))
+        data = result
     return saved(tmp_path / "m.onnx", nodes, {"x": (1, 64, 56, 56)}, weights)
 
 
@@ -327,10 +327,10 @@ def test_nodes_that_a_build_keeps_in_floating_point_stay_off_the_dla_in_a_plan(t
         helper.make_node("Concat", ["boxes", "scores"], ["y"], name="both", axis=1),
     ]
     path = saved(tmp_path / "m.onnx", nodes, {"x": (1, 64, 56, 56)}, sizes)
-    for precision, kept in (("int8", True), ("fp16", False)):
+    for precision, remaining in (("int8", True), ("fp16", False)):
         (planned,) = plan_of(path, "--precision", precision)["plans"]
         rules = {row["node"]: row["rule"] for row in planned["nodes"]}
-        assert (rules["both"] == "K1") == kept
+        assert (rules["both"] == "K1") == remaining
 
 
 def test_a_plan_without_ranges_says_that_scores_may_keep_nodes_in_floating_point(tmp_path) -> None:

@@ -34,9 +34,9 @@ def test_a_convolution_on_xavier_takes_an_atom_each_clock(tmp_path: Path) -> Non
     seen = views(import_model(path).model.graph)
     costs = CostModel(seen, profile, precision="int8")
     segment = PlannedSegment("dla0.0", "dla0", tuple(view.name for view in seen))
-    found = cycles_of((segment,), seen, costs)
-    assert found is not None
-    (layer,) = found.layers
+    actual = cycles_of((segment,), seen, costs)
+    assert actual is not None
+    (layer,) = actual.layers
     efficiency = load_costs().dla.array_efficiency.value
     assert layer.array * efficiency == pytest.approx(64 * 64 * 9, rel=0.02)
     assert layer.macs == 64 * 64 * 9 * 64 * 32
@@ -47,8 +47,8 @@ def test_a_convolution_on_xavier_takes_an_atom_each_clock(tmp_path: Path) -> Non
 
 def test_no_segment_on_the_dla_has_no_cycles(tmp_path: Path) -> None:
     path = small_convnet(tmp_path / "m.onnx", np.random.default_rng(1))
-    found = json.loads(plan(path, "--profile", "laptop", "--precision", "fp32", "--json"))
-    assert found["plans"][0]["dla_cycles"] is None
+    actual = json.loads(plan(path, "--profile", "laptop", "--precision", "fp32", "--json"))
+    assert actual["plans"][0]["dla_cycles"] is None
     text = plan(path, "--profile", "laptop", "--precision", "fp32", "--cycles")
     assert "no node is on the DLA" in text
 
@@ -56,12 +56,12 @@ def test_no_segment_on_the_dla_has_no_cycles(tmp_path: Path) -> None:
 def test_orins_cycles_are_shown_as_inferred(tmp_path: Path) -> None:
     path = small_convnet(tmp_path / "m.onnx", np.random.default_rng(1), 256, 64)
     arguments = (path, "--profile", "agx-orin-64gb", "--objective", "gpu-relief")
-    found = json.loads(plan(*arguments, "--json"))["plans"][0]
-    cycles = found["dla_cycles"]
+    actual = json.loads(plan(*arguments, "--json"))["plans"][0]
+    cycles = actual["dla_cycles"]
     assert cycles["source"]["certainty"] == "inferred"
     assert cycles["total"] == pytest.approx(sum(one["total"] for one in cycles["layers"]))
     counted = {node for one in cycles["layers"] for node in one["nodes"]}
-    placed = {row["node"] for row in found["nodes"] if row["processor"].startswith("dla")}
+    placed = {row["node"] for row in actual["nodes"] if row["processor"].startswith("dla")}
     assert counted | set(cycles["uncounted"]) <= placed
     text = plan(*arguments, "--cycles")
     assert "inferred" in text

@@ -103,5 +103,5 @@ def test_a_plan_that_forces_all_onto_the_dla_keeps_every_rewrite(rng: np.random.
         board,
         options,
     )
-    made = {n for row in prepared.applied for n in row.nodes if n not in row.borders}
-    assert {row.processor for row in plan.placements if row.node in made} == {"dla0"}
+    replaced = {n for row in prepared.applied for n in row.nodes if n not in row.borders}
+    assert {row.processor for row in plan.placements if row.node in replaced} == {"dla0"}

@@ -257,7 +257,7 @@ def test_an_unknown_jetpack_names_those_there_are() -> None:
     ],
 )
 def test_consequences_say_what_a_module_means_for_a_build(name: str, line: str) -> None:
-    assert any(line in said for said in consequences(SHIPPED[name], JETPACKS))
+    assert any(line in sentence for sentence in consequences(SHIPPED[name], JETPACKS))
 
 
 def test_the_list_names_every_profile() -> None:

@@ -56,9 +56,9 @@ def test_patterns_match_all_of_the_names_and_no_other(rng):
         ordered = sorted(names)
         chosen = [name for name in ordered if rng.random() < 0.5]
         others = [name for name in ordered if name not in chosen]
-        found = patterns(chosen, others)
-        assert all(pattern.count("*") <= 1 for pattern in found)
-        assert [n for n in ordered if any(matches(p, n) for p in found)] == chosen
+        actual = patterns(chosen, others)
+        assert all(pattern.count("*") <= 1 for pattern in actual)
+        assert [n for n in ordered if any(matches(p, n) for p in actual)] == chosen
 
 
 @cache

@@ -124,14 +124,14 @@ def boards(generation: str) -> Iterator[tuple[Profile, Hardware]]:
             yield profile, hardware(profile)
 
 
-def at_least(one: Hardware, other: Hardware) -> bool:
+def at_least(one: Hardware, second: Hardware) -> bool:
     """No clock, number of cores or bandwidth of a board is below those of another."""
     return all(
-        getattr(one, name) >= getattr(other, name)
+        getattr(one, name) >= getattr(second, name)
         for name in ("sms", "gpu_mhz", "cuda_rate", "bandwidth", "dla_cores", "dla_mhz")
     ) and all(
         mine >= theirs
-        for (_, mine), (_, theirs) in zip(one.matrix_rates, other.matrix_rates, strict=True)
+        for (_, mine), (_, theirs) in zip(one.matrix_rates, second.matrix_rates, strict=True)
     )
 
 

@@ -96,8 +96,8 @@ def test_a_tensor_crosses_while_its_network_waits_for_the_gpu():
         Flow("shared", "first", ("soon", "late"), crossing_us={"to_dla": 4.0}),
         Flow("order", "soon", ("late",)),
     )
-    other = Network("b", (Task("long", {"gpu": 10.0}),), ())
-    problem = Problem((Network("a", tasks, flows), other), THREE)
+    second = Network("b", (Task("long", {"gpu": 10.0}),), ())
+    problem = Problem((Network("a", tasks, flows), second), THREE)
     order = search_pair(problem, 1.0, ANY)
     assert order is not None
     # Without waiting: 1 + 1 + 4 + 5. The other runs meanwhile, so it ends at 12.
@@ -107,7 +107,7 @@ def test_a_tensor_crosses_while_its_network_waits_for_the_gpu():
         networks=(
             problem.networks[0],
             replace(
-                other,
+                second,
                 tasks=(
                     Task("begin", {"dla0": 1.0, "dla1": 1.0}),
                     Task("long", {"gpu": 10.0}),

@@ -40,9 +40,9 @@ def test_segments_hold_every_task_once_on_its_processor_after_what_it_reads(proc
 def test_no_order_of_tasks_has_fewer_segments(processors, rng):
     for _ in range(30):
         net, placement = random_case(rng, processors)
-        found = len(segments_of(net, placement, {}))
+        actual = len(segments_of(net, placement, {}))
         _, counts = fewest_segments(problem_of(rng, net, processors=processors), net, placement)
-        assert found == sum(counts.values())
+        assert actual == sum(counts.values())
 
 
 def test_dla_tasks_of_different_batches_are_apart(rng):
@@ -57,13 +57,13 @@ def test_pieces_are_connected_and_whole(rng):
     for _ in range(20):
         net, placement = random_case(rng, TWO)
         graph, row = net.graph, [placement[task.name] for task in net.tasks]
-        found = components(graph, row, "dla0")
-        owner = {task: number for number, piece in enumerate(found) for task in piece}
+        actual = components(graph, row, "dla0")
+        owner = {task: number for number, piece in enumerate(actual) for task in piece}
         assert sorted(owner) == [i for i, processor in enumerate(row) if processor == "dla0"]
         for parent, child in graph.arcs:
             if parent in owner and child in owner:
                 assert owner[parent] == owner[child]
-        assert len(set(owner.values())) == len(found)
+        assert len(set(owner.values())) == len(actual)
 
 
 def _calls(function: Callable[[], object]) -> int:

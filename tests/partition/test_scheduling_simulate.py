@@ -29,8 +29,8 @@ def test_one_frame_at_a_time_takes_the_latency_of_the_model(processors, rng):
         report = simulate(problem, {"net": placement}, duration_us=20.5 * cost.latency_us)
         got = report.of("net")
         assert got.frames == 20
-        for found in (got.mean_us, got.p50_us, got.p99_us, 1e6 / got.throughput_hz):
-            assert found == pytest.approx(cost.latency_us)
+        for actual in (got.mean_us, got.p50_us, got.p99_us, 1e6 / got.throughput_hz):
+            assert actual == pytest.approx(cost.latency_us)
         assert report.power_mw == pytest.approx(
             20 * cost.energy_mj / (20.5 * cost.latency_us) * 1e6
         )

@@ -46,9 +46,9 @@ def least(problem, objective, keeps=lambda placement, figs: True):
     best = None
     for placement in all_placements(problem):
         figs = {n.name: figures(problem, n, placement[n.name]) for n in problem.networks}
-        found = value(problem, objective, figs)
-        if found is not None and keeps(placement, figs):
-            best = found if best is None else min(best, found)
+        actual = value(problem, objective, figs)
+        if actual is not None and keeps(placement, figs):
+            best = actual if best is None else min(best, actual)
     return best
 
 
@@ -215,13 +215,13 @@ def test_never_worse_than_what_needs_no_solver(objective, rng):
     for processors in (TWO, THREE):
         net = random_network(rng, 30 if processors == TWO else 12, processors)
         problem = problem_of(rng, net, processors=processors)
-        found = solve(problem, objective, seconds=10).value
+        actual = solve(problem, objective, seconds=10).value
         for placement in (
             gpu_only(problem),
             dla_with_fallback(problem),
             greedy(problem, objective),
         ):
-            assert found <= value_of(problem, objective, costs_of(problem, placement)) + 1e-9
+            assert actual <= value_of(problem, objective, costs_of(problem, placement)) + 1e-9
 
 
 def test_the_bound_holds_when_time_runs_out(rng):
@@ -258,8 +258,8 @@ def test_tasks_that_take_no_time_change_nothing_but_the_size(rng):
         )
         for objective in OBJECTIVES:
             one = solve(problem, objective).value
-            other = solve(replace(problem, networks=(longer,)), objective).value
-            assert other == pytest.approx(one)
+            second = solve(replace(problem, networks=(longer,)), objective).value
+            assert second == pytest.approx(one)
 
 
 def test_alternating_cores_share_the_load_of_the_dla():

@@ -27,11 +27,11 @@ def convs(count: int, channels: int = 64) -> ir.Model:
     """Convolutions n0, n1, ... that the DLA takes."""
     nodes, weights, data = [], {}, "x"
     for index in range(count):
-        made = "y" if index == count - 1 else f"t{index}"
+        output = "y" if index == count - 1 else f"t{index}"
         weights[f"w{index}"] = constant(channels, channels, 3, 3)
         reads = [data, f"w{index}"]
-        nodes.append(helper.make_node("Conv", reads, [made], name=f"n{index}", pads=[1] * 4))
-        data = made
+        nodes.append(helper.make_node("Conv", reads, [output], name=f"n{index}", pads=[1] * 4))
+        data = output
     return graph_of(nodes, {"x": (1, channels, 56, 56)}, ["y"], weights)
 
 
@@ -41,9 +41,9 @@ def planned(*models: Model, objective: str = "gpu-relief") -> SharedPlan:
     )
 
 
-def times_file(folder: Path, *rows: tuple[str, str, float], **other: str) -> Path:
+def times_file(folder: Path, *rows: tuple[str, str, float], **columns: str) -> Path:
     """Write measured times: node, processor, microseconds."""
-    head = {"profile": ORIN.name, "precision": "int8", "source": "a test"} | other
+    head = {"profile": ORIN.name, "precision": "int8", "source": "a test"} | columns
     lines = [f'{key} = "{value}"' for key, value in head.items()]
     for node, processor, time_us in rows:
         lines += ["[[times]]", f'nodes = ["{node}"]', f'processor = "{processor}"']

@@ -100,7 +100,7 @@ def brute_force(predictions, truths, class_id):
     total = sum(map(len, expected))
     taken, points, hits = set(), [], 0
     for rank, (_, n, box) in enumerate(rows, 1):
-        overlaps = [_iou(box, other) for other in expected[n]]
+        overlaps = [_iou(box, second) for second in expected[n]]
         best = max(range(len(overlaps)), key=overlaps.__getitem__, default=None)
         if best is not None and overlaps[best] >= 0.5 and (n, best) not in taken:
             taken.add((n, best))

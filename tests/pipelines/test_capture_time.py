@@ -107,11 +107,11 @@ def errors_ms(url: str, frames: int) -> NDArray[np.float64]:
 def test_capture_times_agree_with_a_clock_in_the_picture(size: tuple[int, int]) -> None:
     with clocked_camera(*size) as url:
         errors = errors_ms(url, 75)
-    settled = errors[30:]
+    steady = errors[30:]
     # Late by encoding and network, which nothing tells; early only by jitter. A busy machine makes
     # both larger; presentation times that GStreamer moves to arrivals are 40 to 270 ms early.
-    assert np.median(settled) == pytest.approx(0.0, abs=20.0), errors
-    assert settled.min() > -20.0, errors
+    assert np.median(steady) == pytest.approx(0.0, abs=20.0), errors
+    assert steady.min() > -20.0, errors
 
 
 def stamps(clock: CaptureClock, pairs: list[tuple[int, int]]) -> list[int]:

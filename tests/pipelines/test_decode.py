@@ -31,17 +31,17 @@ def overlap(a, b):
 
 
 def brute_force_nms(boxes, scores, classes, threshold):
-    kept = []
+    picked = []
     for i in sorted(range(len(boxes)), key=lambda i: -scores[i]):
-        rivals = (k for k in kept if classes[k] == classes[i])
+        rivals = (k for k in picked if classes[k] == classes[i])
         if all(overlap(boxes[i], boxes[k]) <= threshold for k in rivals):
-            kept.append(i)
-    return kept
+            picked.append(i)
+    return picked
 
 
 def brute_force_grid(boxes, scores, config, view):
     """One cell at a time, in plain Python, from the definition in LtrbGrid."""
-    found, cell = [], 0
+    detections, cell = [], 0
     for stride in config.strides:
         for row in range(view.input_height // stride):
             for column in range(view.input_width // stride):
@@ -53,14 +53,17 @@ def brute_force_grid(boxes, scores, config, view):
                     np.array([[x - left, y - top, x + right, y + bottom]], np.float32)
                 )[0].tolist()
                 if score >= config.score_threshold and box[0] < box[2] and box[1] < box[3]:
-                    found.append((box, score, class_id))
+                    detections.append((box, score, class_id))
                 cell += 1
     survivors = brute_force_nms(
-        [f[0] for f in found], [f[1] for f in found], [f[2] for f in found], config.iou_threshold
+        [f[0] for f in detections],
+        [f[1] for f in detections],
+        [f[2] for f in detections],
+        config.iou_threshold,
     )
     limits = (view.frame_width, view.frame_height) * 2
     placed = []
-    for box, score, class_id in (found[k] for k in survivors[: config.max_detections]):
+    for box, score, class_id in (detections[k] for k in survivors[: config.max_detections]):
         cut = [min(max(v, 0.0), limit) for v, limit in zip(box, limits, strict=True)]
         if cut[0] < cut[2] and cut[1] < cut[3]:
             placed.append((cut, score, class_id))

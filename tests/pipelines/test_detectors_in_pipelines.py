@@ -38,9 +38,9 @@ def detr() -> "torch.nn.Module":
 
         def forward(self, pixel_values: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
             tokens = self.backbone(pixel_values).flatten(2).transpose(1, 2)
-            found = self.transformer(tokens + self.place, self.query)
-            logits = self.class_labels_classifier(found) * 4.0
-            return logits, self.bbox_predictor(found).sigmoid()
+            decoded = self.transformer(tokens + self.place, self.query)
+            logits = self.class_labels_classifier(decoded) * 4.0
+            return logits, self.bbox_predictor(decoded).sigmoid()
 
     torch.manual_seed(3)
     return Detr().eval()
@@ -113,22 +113,22 @@ def test_ssd_of_torchvision_finds_what_torchvision_finds(tmp_path: Path) -> None
             self.network = network
 
         def forward(self, pixel_values: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-            (found,) = self.network(list(pixel_values))
-            return found["boxes"], found["scores"], found["labels"]
+            (output,) = self.network(list(pixel_values))
+            return output["boxes"], output["scores"], output["labels"]
 
     picture = square(320)
     model = export(Tuple().eval(), tmp_path / "ssd.onnx", 320, ["boxes", "scores", "labels"])
     result = run(tmp_path, model, picture)
     with torch.no_grad():
-        (found,) = network(list(as_input(picture, [0.0], [1.0])))
-    sure = found["scores"] >= LEAST
+        (output,) = network(list(as_input(picture, [0.0], [1.0])))
+    sure = output["scores"] >= LEAST
     assert sure.any()
     actual = result.event.detections
     assert len(actual) == min(int(sure.sum()), 100)
-    expected = found["boxes"][sure][: len(actual)]
+    expected = output["boxes"][sure][: len(actual)]
     np.testing.assert_allclose(
         sorted(one.score for one in actual),
-        sorted(found["scores"][sure][: len(actual)].tolist()), atol=2e-3,
+        sorted(output["scores"][sure][: len(actual)].tolist()), atol=2e-3,
     )  # fmt: skip
     centres = np.array([one.box for one in actual])
     distance = np.abs(centres[:, None] - expected.numpy()[None]).max(-1).min(1)

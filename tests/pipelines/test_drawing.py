@@ -59,7 +59,7 @@ def test_labels_of_a_crowd_lie_beside_each_other():
     for at, place in enumerate(places):
         assert 0 <= place[0] < place[2] <= 480
         assert 0 <= place[1] < place[3] <= 320
-        assert not any(overlap(place, other) for other in places[:at])
+        assert not any(overlap(place, second) for second in places[:at])
 
 
 @settings(max_examples=100, deadline=None)

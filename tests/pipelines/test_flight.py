@@ -173,7 +173,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hurried")
 def test_the_next_input_is_made_and_the_last_result_given_while_the_engine_works() -> None:
-    count, settled = 12, 4  # the first batches teach how long the engine takes
+    count, warm_up = 12, 4  # the first batches teach how long the engine takes
     looked = [threading.Event() for _ in range(count)]
     begun = [threading.Event() for _ in range(count)]
     together: Counter[str] = Counter()
@@ -181,18 +181,18 @@ def test_the_next_input_is_made_and_the_last_result_given_while_the_engine_works
     def begin(number: int) -> None:
         begun[number].set()
         time.sleep(0.03)  # what the engine usually takes
-        if settled <= number < count - 1:
+        if warm_up <= number < count - 1:
             together["input"] += looked[number + 1].wait(PATIENCE_S)
 
     def write(result: FrameResult) -> None:
-        if settled <= result.frame.seq < count - 1:
+        if warm_up <= result.frame.seq < count - 1:
             together["result"] += begun[result.frame.seq + 1].wait(PATIENCE_S)
 
     runner = BatchRunner(config_of(), Model(Watched(begin), LABELS, ""))
     stills = Stills(count, look=lambda seq: looked[seq].set())
     results = run([stills], runner, Seen(write))
     assert_whole(results, {"": count})
-    assert together == {"input": count - 1 - settled, "result": count - 1 - settled}
+    assert together == {"input": count - 1 - warm_up, "result": count - 1 - warm_up}
 
 
 def test_a_camera_that_is_slower_than_all_that_is_done_with_a_frame_needs_no_second_thread() -> (
@@ -356,9 +356,9 @@ def test_what_a_batch_took_is_free_once_its_results_are_forgotten() -> None:
 
     class Counted(Watched):
         def infer(self, feeds: Feeds) -> dict[str, NDArray[np.float32]]:
-            made = super().infer(feeds)
-            outputs.extend(map(weakref.ref, made.values()))
-            return made
+            result = super().infer(feeds)
+            outputs.extend(map(weakref.ref, result.values()))
+            return result
 
     engine = Counted(lambda _: time.sleep(0.005))
     runner = BatchRunner(config_of(), Model(engine, LABELS, ""))

@@ -70,11 +70,11 @@ async def watch(port: int, topics: list[str]) -> dict[str, tuple[dict[str, Any],
     async with connect(f"ws://127.0.0.1:{port}", subprotocols=[PROTOCOL]) as client:
         assert client.subprotocol == PROTOCOL
         channels = await channels_of(client)
-        wanted = [
+        expected = [
             {"id": number, "channelId": channels[topic]["id"]}
             for number, topic in enumerate(topics)
         ]
-        await client.send(json.dumps({"op": "subscribe", "subscriptions": wanted}))
+        await client.send(json.dumps({"op": "subscribe", "subscriptions": expected}))
         seen: dict[str, tuple[int, bytes]] = {}
         while len(seen) < len(topics):
             data = await asyncio.wait_for(client.recv(), PATIENCE_S)

@@ -58,10 +58,10 @@ def test_the_gap_is_that_of_the_quickest_source(sources: list[Given], gap_s: flo
 
 
 def test_frames_that_are_left_out_are_taken_and_those_of_threads_are_not() -> None:
-    source, other = Given(0.0), Given(0.0)
+    source, second = Given(0.0), Given(0.0)
     source.dropped = {"busy": 100, "damaged": 10, "stale": 3, "late": 2, "corrupt": 1}
-    other.dropped = {"paused": 20, "rate": 30}
-    beat = last_beat(source, filters=(other,))
+    second.dropped = {"paused": 20, "rate": 30}
+    beat = last_beat(source, filters=(second,))
     assert (beat.taken, beat.errors, beat.frames) == (56, 1, 0)
 
 

@@ -48,8 +48,8 @@ def found(score: float, box: tuple[float, float, float, float] | None, kind: int
 def test_boxes_are_found_again_by_class_and_place_and_others_are_new() -> None:
     exact = [event(found(0.9, BOX), found(0.8, OTHER), found(0.7, OTHER, 1))]
     actual = [event(found(0.7, BOX), found(0.8, (30.0, 30.0, 40.0, 40.0)), found(0.6, OTHER, 1))]
-    items, kept, new, worst = judge_boxes(exact, actual)
-    assert (items, kept, new) == (3, 2, 1)
+    items, matched, new, worst = judge_boxes(exact, actual)
+    assert (items, matched, new) == (3, 2, 1)
     assert worst == pytest.approx(0.2)
 
 
@@ -146,4 +146,4 @@ def test_text_of_lines_is_read_again_in_int8() -> None:
     row = measure(replace(subject, calibrating=8, judging=12), "minmax")
     assert row.error == ""
     assert row.items == 12
-    assert 0 < row.kept <= 12
+    assert 0 < row.matched <= 12

@@ -51,12 +51,12 @@ def running(stages: NativeStages | None) -> Iterator[None]:
 def assert_same(first: object, second: object, names: list[str]) -> None:
     """The arrays of two values are the same bytes."""
     for name in names:
-        one, other = getattr(first, name), getattr(second, name)
-        assert (one is None) == (other is None), name
+        one, another = getattr(first, name), getattr(second, name)
+        assert (one is None) == (another is None), name
         if one is not None:
-            assert one.dtype == other.dtype
-            assert one.shape == other.shape
-            assert one.tobytes() == other.tobytes(), name
+            assert one.dtype == another.dtype
+            assert one.shape == another.shape
+            assert one.tobytes() == another.tobytes(), name
 
 
 DETECTED = ["boxes", "scores", "class_ids", "track_ids", "keypoints"]

@@ -252,8 +252,8 @@ def test_releases_have_folders_of_their_own_and_go_on_after_a_restart(
     (folder,) = data.iterdir()
     assert len((folder / "seen" / "all.jsonl").read_text().splitlines()) == 12
     assert sorted(path.name for path in folder.glob("*.mp4")) == ["seen-1.mp4", "seen.mp4"]
-    other = f'{sinks}[[sinks]]\nkind = "jsonl"\npath = "more.jsonl"\n'
-    assert run_release(release, data, pictures, other) == []
+    second = f'{sinks}[[sinks]]\nkind = "jsonl"\npath = "more.jsonl"\n'
+    assert run_release(release, data, pictures, second) == []
     assert len(list(data.iterdir())) == 2
 
 

@@ -367,7 +367,7 @@ def test_process_publishes_what_it_sees(tmp_path, engine):
     assert status == 0, err
     assert isinstance(messages[-1], Stats)
     events = [json.loads(message.payload) for message in seen]
-    labels = [[found["label"] for found in event["detections"]] for event in events]
+    labels = [[detection["label"] for detection in event["detections"]] for event in events]
     assert labels == [["red"]] * len(events), events
     np.testing.assert_allclose(events[-1]["detections"][0]["box"], [40, 8, 48, 16], atol=0.1)
 

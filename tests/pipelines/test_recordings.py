@@ -96,20 +96,20 @@ def test_stock_readers_find_pictures_detections_and_figures(tmp_path: Path) -> N
             (stamp, bag.deserialize(raw, connection.msgtype))
             for connection, stamp, raw in bag.messages(connections)
         ]
-    for frame, (stamp, found) in zip(written, theirs, strict=True):
+    for frame, (stamp, actual) in zip(written, theirs, strict=True):
         assert stamp == frame.event.t_capture_ns
-        center = found.detections[0].bbox.center.position
+        center = actual.detections[0].bbox.center.position
         assert (center.x, center.y) == (8 * (frame.frame.seq % 8) + 4, 20)
-    for frame, picture, found, text in zip(
+    for frame, picture, actual, text in zip(
         written, seen["/image/compressed"], seen["/detections"], seen["/result"], strict=True
     ):
         pixels = decode_picture(bytes(picture.data)).astype(int)
         assert picture.format == "jpeg"
         assert np.abs(pixels - frame.frame.image).mean() < 5
-        (one,) = found.detections
+        (one,) = actual.detections
         assert one.results[0].hypothesis.class_id == "red"
         assert one.results[0].hypothesis.score == pytest.approx(0.9)
-        stamp = found.header.stamp
+        stamp = actual.header.stamp
         assert stamp.sec * 1_000_000_000 + stamp.nanosec == frame.event.t_capture_ns
         assert json.loads(text.data) == json.loads(frame.payload)
     assert len(seen["/annotations"]) == 20
@@ -284,9 +284,9 @@ def test_a_recording_cut_anywhere_is_read_to_its_last_whole_chunk(
         if whole:
             assert finish_recording(path), place
             with path.open("rb") as file:
-                found = make_reader(file).get_summary()
-            assert found is not None
-            assert found.statistics.chunk_count == whole, place
+                actual = make_reader(file).get_summary()
+            assert actual is not None
+            assert actual.statistics.chunk_count == whole, place
             assert sum(counts(path).values()) == len(before)
             assert list(messages_in(path)) == before == messages[: len(before)]
             with AnyReader([path]) as bag:  # by the index of each chunk

@@ -93,8 +93,8 @@ def test_a_file_that_stayed_empty_is_taken_again(
     monkeypatch.setattr(mcap_file, "RETRY_S", 0.0)
     monkeypatch.setattr(mcap_file, "LOCK_S", 0.1)
     sink = sink_at(tmp_path / "a.mcap")
-    with (tmp_path / "a.mcap").open("r+b") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with (tmp_path / "a.mcap").open("r+b") as second:
+        fcntl.flock(second, fcntl.LOCK_EX)
         with pytest.raises(OSError, match=r"another program has locked the file.*a\.mcap"):
             put(sink, 0)
     put(sink, 1)

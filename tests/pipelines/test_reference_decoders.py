@@ -54,14 +54,14 @@ def clip(boxes):
 
 def nms(boxes, scores, threshold, limit=300):
     area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    order, kept = scores.argsort(descending=True, stable=True), []
-    while len(order) and len(kept) < limit:
+    order, picked = scores.argsort(descending=True, stable=True), []
+    while len(order) and len(picked) < limit:
         best, order = order[0], order[1:]
-        kept.append(best)
+        picked.append(best)
         shared = torch.minimum(boxes[best, 2:], boxes[order, 2:])
         shared = (shared - torch.maximum(boxes[best, :2], boxes[order, :2])).clamp(0).prod(1)
         order = order[shared / (area[best] + area[order] - shared) <= threshold]
-    return torch.stack(kept)
+    return torch.stack(picked)
 
 
 def apart(boxes, classes):
@@ -156,14 +156,14 @@ def test_ultralytics_suppresses_oriented_boxes_by_all_better_ones():
     moved = boxes.clone()
     moved[:, :2] += best[:, None] * MAX_WH
     overlaps = probabilistic_overlaps(moved[order]).triu(diagonal=1)
-    kept = order[(overlaps >= 0.4).sum(0) == 0]
-    kept = kept[score[kept] > 0.01]
+    picked = order[(overlaps >= 0.4).sum(0) == 0]
+    picked = picked[score[picked] > 0.01]
     head = np.concatenate([rows, angles], axis=1).T[None]
     config = UltralyticsObb(score_threshold=0.01, iou_threshold=0.4, max_detections=300)
     result = decode({"output0": head}, config, frame_view())
-    np.testing.assert_array_equal(result.scores, score[kept])
-    np.testing.assert_allclose(result.rotated[:, :2], to_frame(boxes[kept, :2]), atol=5e-3)
-    assert 20 < len(kept) < 200
+    np.testing.assert_array_equal(result.scores, score[picked])
+    np.testing.assert_allclose(result.rotated[:, :2], to_frame(boxes[picked, :2]), atol=5e-3)
+    assert 20 < len(picked) < 200
 
 
 def test_yolov5_multiplies_by_the_objectness_before_it_suppresses():
@@ -204,14 +204,14 @@ def inclusive_nms(boxes, scores, threshold):
     """`py_cpu_nms`: the last pixel counts."""
     x1, y1, x2, y2 = boxes.T
     areas = (x2 - x1 + 1) * (y2 - y1 + 1)
-    order, kept = scores.argsort(kind="stable")[::-1], []
+    order, picked = scores.argsort(kind="stable")[::-1], []
     while order.size:
         best, rest = order[0], order[1:]
-        kept.append(int(best))
+        picked.append(int(best))
         w = np.maximum(0.0, np.minimum(x2[best], x2[rest]) - np.maximum(x1[best], x1[rest]) + 1)
         h = np.maximum(0.0, np.minimum(y2[best], y2[rest]) - np.maximum(y1[best], y1[rest]) + 1)
         order = rest[w * h / (areas[best] + areas[rest] - w * h) <= threshold]
-    return kept
+    return picked
 
 
 def test_scrfd_counts_the_last_pixel_of_small_faces():

@@ -220,9 +220,9 @@ def test_a_sink_that_fails_to_close_leaves_none_open(monkeypatch: pytest.MonkeyP
 
 def test_a_port_changes_hands() -> None:
     port = free_port()
-    one, other = PrometheusSink(port=port), PrometheusSink(port=port, host="0.0.0.0")
+    one, second = PrometheusSink(port=port), PrometheusSink(port=port, host="0.0.0.0")
     with OpenSinks([one], SinkContext(LABELS)) as sinks:
-        sinks.change([other])
+        sinks.change([second])
         assert sinks.dropped == {}
 
 

@@ -212,9 +212,9 @@ def test_what_a_cascade_says_stands_on_the_box(tmp_path: Path) -> None:
 
 def test_lines_of_two_models_stand_below_each_other_with_their_names(tmp_path: Path) -> None:
     pictures(tmp_path / "in", {})
-    other = SCENE.replace('"scene"', '"place"')
+    second = SCENE.replace('"scene"', '"place"')
     models = {"scene": scene_model(), "place": scene_model()}
-    (result,) = run(config_of(SCENE + other, tmp_path / "in"), models)
+    (result,) = run(config_of(SCENE + second, tmp_path / "in"), models)
     (alone,) = run(config_of(SCENE, tmp_path / "in"), {"scene": scene_model()})
     height = [np.flatnonzero(draw_result(one).any(axis=(1, 2))).max() for one in (result, alone)]
     assert height[0] >= height[1]
@@ -308,11 +308,11 @@ def test_drawing_changes_while_it_runs_and_the_model_that_is_followed_does_not()
         DETECTOR + SECOND.replace("engine =", "draw = false\nengine =", 1) + TRACKER.format("")
     )
     assert changes(before, hidden) == ("models[1].draw: True -> False",)
-    other = config_of(DETECTOR + SECOND + TRACKER.format('model = "second"'))
+    second = config_of(DETECTOR + SECOND + TRACKER.format('model = "second"'))
     with pytest.raises(ConfigError, match=r"tracker\.model cannot change while"):
-        changes(before, other)
+        changes(before, second)
     with pytest.raises(ConfigError, match=r"tracker\.model cannot change while"):
-        changes(config_of(DETECTOR + SECOND), other)
+        changes(config_of(DETECTOR + SECOND), second)
 
 
 def test_the_schema_knows_the_keys() -> None:

@@ -81,16 +81,16 @@ def router():
 
 def pose_and_mask():
     """Two objects: one with a track, key points and a mask, and one turned by 30 degrees."""
-    found = detections(([8, 8, 24, 40], 0.9, 0), ([30, 10, 50, 30], 0.5, 1))
+    actual = detections(([8, 8, 24, 40], 0.9, 0), ([30, 10, 50, 30], 0.5, 1))
     full = np.ones((4, 4), np.float32)
     left = np.concatenate([full[:, :2], -full[:, :2]], axis=1)
     return Detections(
-        found.boxes,
-        found.scores,
-        found.class_ids,
+        actual.boxes,
+        actual.scores,
+        actual.class_ids,
         np.array([7, -1]),
         np.array([[[9, 9, 0.9], [20, 30, 0.1]], [[31, 11, 0.8], [40, 20, 0.8]]], np.float32),
-        Masks((left, full), found.boxes),
+        Masks((left, full), actual.boxes),
         np.array([[16, 24, 16, 32, 0], [40, 20, 20, 10, np.radians(30)]], np.float32),
     )
 
@@ -421,9 +421,9 @@ def test_a_calibration_of_another_size_is_scaled(tmp_path):
 
 @pytest.mark.parametrize("box", [[-40, 8, -10, 40], [8, -40, 40, -10], [-40, -40, -10, -10]])
 def test_a_box_beside_the_depth_map_has_no_depth(box):
-    found = detections((box, 0.9, 0))
+    actual = detections((box, 0.9, 0))
     depth = DepthMap(np.full((48, 64), 2.0, np.float32), (0, 0, 64, 48), metric=True)
-    seen = result(found, models={"depth": ModelResult(depth, ())})
+    seen = result(actual, models={"depth": ModelResult(depth, ())})
     message = detections_3d(seen, ("model",), Pinhole(50, 50, 32, 24))
     assert message["detections"] == []
 
@@ -525,9 +525,9 @@ def test_a_source_reads_pictures_with_their_capture_time(router, wire):
         done, jpeg = cv2.imencode(".jpg", np.full((16, 24, 3), 200, np.uint8))
         assert done
         message = {"format": "jpeg", "data": jpeg.tobytes()}
-        other = node.publish("camera/small", COMPRESSED_IMAGE, "reliable")
+        second = node.publish("camera/small", COMPRESSED_IMAGE, "reliable")
         uri = uri.replace("image_raw", "small")
-        frame = frame_from(uri, other, encode(COMPRESSED_IMAGE, message))
+        frame = frame_from(uri, second, encode(COMPRESSED_IMAGE, message))
         assert frame.image.shape == (16, 24, 3)
         assert abs(int(frame.image.mean()) - 200) < 3
         assert frame.t_capture == frame.t_recv  # its stamp is 0

@@ -98,20 +98,22 @@ def arrays(count, seed=1):
 
 def test_tokens_and_keys_are_those_of_rmw_zenoh(router):
     node = Node("tandem", "/robot1", domain=3, connect=(router,))
-    with wire("zenoh", node) as ours, zenoh_session(router) as other:
+    with wire("zenoh", node) as ours, zenoh_session(router) as second:
         received = []
-        subscriber = other.declare_subscriber(f"3/robot1/detections/{TYPE}/{HASH}", received.append)
+        subscriber = second.declare_subscriber(
+            f"3/robot1/detections/{TYPE}/{HASH}", received.append
+        )
         publisher = ours.publish("detections", DETECTIONS_2D, "sensor_data")
         ours.publish("/diagnostics", DIAGNOSTICS, "reliable")
         ours.serve("tandem/set_parameters", "rcl_interfaces/srv/SetParameters", lambda data: data)
 
         def tokens():
-            return [str(reply.ok.key_expr) for reply in other.liveliness().get("@ros2_lv/3/**")]
+            return [str(reply.ok.key_expr) for reply in second.liveliness().get("@ros2_lv/3/**")]
 
         until(lambda: len(tokens()) == 4)
-        found = sorted(token.split("/") for token in tokens())
-        assert len({token[2] for token in found}) == 1
-        assert [[*token[:2], *token[3:]] for token in found] == [
+        actual = sorted(token.split("/") for token in tokens())
+        assert len({token[2] for token in actual}) == 1
+        assert [[*token[:2], *token[3:]] for token in actual] == [
             ["@ros2_lv", "3", "0", "0", "NN", "%", "%robot1", "tandem"],
             ["@ros2_lv", "3", "0", "1", "MP", "%", "%robot1", "tandem", "%robot1%detections",
              TYPE, HASH, "2::,5:,:,:,,"],
@@ -147,14 +149,14 @@ def test_a_request_that_is_too_large_is_not_answered(router):
 
     with (
         wire("zenoh", Node("tandem", domain=6, connect=(router,))) as ours,
-        zenoh_session(router) as other,
+        zenoh_session(router) as second,
     ):
         ours.serve("tandem/get_parameters", kind, answer)
         key = f"6/tandem/get_parameters/rcl_interfaces::srv::dds_::GetParameters_/{type_hash(kind)}"
         head = ATTACHMENT.pack(1, 0, 16, bytes(16))
 
         def replies(size):
-            return list(other.get(key, payload=bytes(size), attachment=head, timeout=10))
+            return list(second.get(key, payload=bytes(size), attachment=head, timeout=10))
 
         until(lambda: replies(MAX_REQUEST))
         requests.clear()
@@ -165,10 +167,10 @@ def test_a_request_that_is_too_large_is_not_answered(router):
 def test_humble_has_no_hashes(router):
     with (
         wire("zenoh", Node("tandem", domain=4, distro="humble", connect=(router,))) as ours,
-        zenoh_session(router) as other,
+        zenoh_session(router) as second,
     ):
         received = []
-        other.declare_subscriber(f"4/detections/{TYPE}/TypeHashNotSupported", received.append)
+        second.declare_subscriber(f"4/detections/{TYPE}/TypeHashNotSupported", received.append)
         publisher = ours.publish("detections", DETECTIONS_2D, "reliable")
         until(lambda: publisher.put(encode(DETECTIONS_2D, {}), 1) or received)
 
@@ -181,11 +183,11 @@ def check_sdk(router, tmp_path, count, seconds):
     command = ("env", f"PYTHONPATH={paths}", *command, str(count), str(seconds), "5")
     with (
         wire("zenoh", Node("tandem", domain=5, connect=(router,))) as ours,
-        zenoh_session(router) as other,
+        zenoh_session(router) as second,
         reading(*command, out=out) as reader,
     ):
         publisher = ours.publish("detections", DETECTIONS_2D, "reliable")
-        until(lambda: [1 for _ in other.liveliness().get("@ros2_lv/5/*/*/*/MS/**")])
+        until(lambda: [1 for _ in second.liveliness().get("@ros2_lv/5/*/*/*/MS/**")])
         time.sleep(0.5)
         for message in messages:
             publisher.put(encode(DETECTIONS_2D, message), time.time_ns())
@@ -238,11 +240,11 @@ def test_a_router_may_start_later_die_and_return():
         publisher = ours.publish("detections", DETECTIONS_2D, "sensor_data")
         for _ in range(2):
             publisher.put(data, 1)  # to nobody
-            with zenoh_router(port) as (_, kill), zenoh_session(locator) as other:
+            with zenoh_router(port) as (_, kill), zenoh_session(locator) as second:
                 received = []
-                other.declare_subscriber(f"7/detections/{TYPE}/{HASH}", received.append)
+                second.declare_subscriber(f"7/detections/{TYPE}/{HASH}", received.append)
                 until(lambda: publisher.put(data, 1) or received)  # noqa: B023
-                names = [str(one.ok.key_expr) for one in other.liveliness().get("@ros2_lv/7/**")]
+                names = [str(one.ok.key_expr) for one in second.liveliness().get("@ros2_lv/7/**")]
                 assert sum("/MP/" in name for name in names) == 1  # it is on the list again
                 kill()
 
@@ -298,8 +300,8 @@ def test_dds_carries_the_bytes_in_order(qos):
     read = [decode(kind, data) for kind, data in received]
     expected = [message["header"]["frame_id"] for message in messages]
     names = [message["header"]["frame_id"] for message in read]
-    kept = [name for name in expected if name in set(names)]
-    assert names == (expected if qos == "reliable" else kept)
+    known = [name for name in expected if name in set(names)]
+    assert names == (expected if qos == "reliable" else known)
 
 
 def test_a_late_reader_of_dds_gets_the_last_message():
@@ -319,8 +321,8 @@ def test_a_late_reader_of_dds_gets_the_last_message():
 
 def test_a_node_of_dds_that_is_closed_has_gone_at_once():
     node = Node("tandem", domain=next(DOMAINS), connect=("localhost",))
-    with wire("dds", node) as other:
-        reader = BuiltinDataReader(other._participant, BuiltinTopicDcpsParticipant)
+    with wire("dds", node) as second:
+        reader = BuiltinDataReader(second._participant, BuiltinTopicDcpsParticipant)
 
         def alive():
             states = [one.sample_info.instance_state for one in reader.read(10)]
@@ -362,15 +364,15 @@ def test_a_service_of_dds_outlasts_a_request_that_fails_or_is_too_large(caplog):
 def test_a_slow_reader_of_dds_costs_messages_and_never_the_sender():
     node = Node("tandem", domain=next(DOMAINS), connect=("localhost",))
     data, quick = encode(DETECTIONS_2D, {}), []
-    with wire("dds", node) as ours, wire("dds", Node("quick", domain=node.domain,
-                                                     connect=("localhost",))) as other:  # fmt: skip
+    other_node = Node("quick", domain=node.domain, connect=("localhost",))
+    with wire("dds", node) as ours, wire("dds", other_node) as second:
         publisher = ours.publish("detections", DETECTIONS_2D, "reliable")
-        other.subscribe("detections", (DETECTIONS_2D,), "reliable", lambda *one: quick.append(one))
+        second.subscribe("detections", (DETECTIONS_2D,), "reliable", lambda *one: quick.append(one))
         policies = [Policy.Reliability.Reliable(duration(seconds=1)), Policy.History.KeepAll,
                     Policy.ResourceLimits(1, 1, 1)]  # fmt: skip
         # Its only place is full after the first message, and nobody takes it.
         slow = DataReader(
-            other._participant, other._topic("rt/detections", DETECTIONS_2D), Qos(*policies)
+            second._participant, second._topic("rt/detections", DETECTIONS_2D), Qos(*policies)
         )
         until(slow.get_matched_publications)
         until(lambda: quick or publisher.put(data, 1))

@@ -125,9 +125,9 @@ def test_the_nearest_object_fills_a_sector():
 
 def test_a_target_is_kept_while_it_is_there():
     autopilot = Autopilot(60.0, {})
-    other = Target(1, "green", 0.95, (10.0, 10.0, 30.0, 30.0), track=9)
+    second = Target(1, "green", 0.95, (10.0, 10.0, 30.0, 30.0), track=9)
     seen = []
-    for targets in ([RED], [other, RED], [other], [other, RED]):
+    for targets in ([RED], [second, RED], [second], [second, RED]):
         fields = dict(messages_in(autopilot.frame(0, 0, targets, 640, 480)))
         seen.append(round(640 * fields[275]["rec_top_x"][0]))
     assert seen == [300, 300, 10, 10]
@@ -273,7 +273,7 @@ def result(seq):
     return plain_result(seq, objects=detections(([8, 16, 16, 24], 0.9, 0), ([1, 2, 3, 4], 0.5, 1)))
 
 
-def read_until(terminal, sink, wanted, begin=0):
+def read_until(terminal, sink, expected, begin=0):
     """Write frames until the other side has read some bytes; return all that it read."""
     data = bytearray()
     seq = iter(range(begin, 10**6))
@@ -281,9 +281,9 @@ def read_until(terminal, sink, wanted, begin=0):
     def step():
         sink.write(result(next(seq)))
         data.extend(terminal.read())
-        return wanted in data
+        return expected in data
 
-    wait_for(step, PATIENCE_S, f"{wanted!r} on the line")
+    wait_for(step, PATIENCE_S, f"{expected!r} on the line")
     return bytes(data)
 
 

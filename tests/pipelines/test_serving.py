@@ -88,11 +88,11 @@ def test_messages_have_the_numbers_and_types_of_the_stock_client() -> None:
         seen.add((ours.full_name, theirs.full_name))
         their_fields = {field.number: field for field in theirs.fields}
         for field in ours.fields:
-            other = their_fields[field.number]
-            assert (field.name, field.type) in {(other.name, other.type), ("live", other.type)}
-            assert field.is_repeated == other.is_repeated
+            second = their_fields[field.number]
+            assert (field.name, field.type) in {(second.name, second.type), ("live", second.type)}
+            assert field.is_repeated == second.is_repeated
             if field.message_type is not None:
-                compare(field.message_type, other.message_type)
+                compare(field.message_type, second.message_type)
 
     methods = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
     for name, (request, answer) in METHODS.items():
@@ -121,9 +121,9 @@ def test_health_and_metadata(client: Any) -> None:
 
 def test_an_inference_adds_and_subtracts(client: Any) -> None:
     first, second = rows(2), rows(2, 5)
-    wanted = [client.library.InferRequestedOutput(name) for name in ("OUTPUT1", "OUTPUT0")]
+    requested = [client.library.InferRequestedOutput(name) for name in ("OUTPUT1", "OUTPUT0")]
     answer = client.infer(
-        "simple", pair(client.library, first, second), outputs=wanted, request_id="7"
+        "simple", pair(client.library, first, second), outputs=requested, request_id="7"
     )
     assert np.array_equal(answer.as_numpy("OUTPUT0"), first + second)
     assert np.array_equal(answer.as_numpy("OUTPUT1"), first - second)
@@ -146,8 +146,8 @@ def test_texts_and_json(ports: Ports, binary: bool) -> None:
         inputs = [
             tensor(triton_http, f"INPUT{i}", texts, "BYTES", binary_data=binary) for i in (0, 1)
         ]
-        wanted = [triton_http.InferRequestedOutput("OUTPUT0", binary_data=binary)]
-        answer = client.infer("simple_string", inputs, outputs=wanted)
+        requested = [triton_http.InferRequestedOutput("OUTPUT0", binary_data=binary)]
+        answer = client.infer("simple_string", inputs, outputs=requested)
         sums = [int(one) for one in answer.as_numpy("OUTPUT0").reshape(-1)]
         assert sums == list(range(0, 32, 2))
 
@@ -333,9 +333,9 @@ def test_refusals_of_paths_sizes_and_headers(ports: Ports, root: Path) -> None:
 def test_classification(ports: Ports) -> None:
     with triton_http.InferenceServerClient(f"127.0.0.1:{ports.http}") as client:
         data = np.array([[0.5, 4.0, 2.0]], np.float32)
-        wanted = [triton_http.InferRequestedOutput("OUTPUT0", class_count=2)]
+        requested = [triton_http.InferRequestedOutput("OUTPUT0", class_count=2)]
         answer = client.infer(
-            "identity_fp32", [tensor(triton_http, "INPUT0", data, "FP32")], outputs=wanted
+            "identity_fp32", [tensor(triton_http, "INPUT0", data, "FP32")], outputs=requested
         )
         assert [one.decode() for one in answer.as_numpy("OUTPUT0")[0]] == [
             "4.000000:1",
@@ -400,12 +400,12 @@ def test_requests_that_are_not_waited_for(ports: Ports) -> None:
 
 
 def test_options_of_grpc_clients(ports: Ports) -> None:
-    kept = triton_grpc.KeepAliveOptions(
+    keep_alive = triton_grpc.KeepAliveOptions(
         keepalive_time_ms=100, keepalive_timeout_ms=5000, keepalive_permit_without_calls=True,
         http2_max_pings_without_data=0,
     )  # fmt: skip
     limits = [("grpc.max_receive_message_length", 1 << 20)]
-    for options in ({"keepalive_options": kept}, {"channel_args": limits}):
+    for options in ({"keepalive_options": keep_alive}, {"channel_args": limits}):
         url = f"127.0.0.1:{ports.grpc}"
         with triton_grpc.InferenceServerClient(url, **options) as client:  # type: ignore[arg-type]
             inputs = pair(triton_grpc, rows(1), rows(1))

@@ -107,9 +107,9 @@ def ask(
 ) -> Any:  # fmt: skip
     given = client.library.InferInput(names[0], shape, "FP32")
     given.set_shared_memory("region", size, offset=at[0])
-    wanted = client.library.InferRequestedOutput(names[1])
-    wanted.set_shared_memory("region", room, offset=at[1])
-    return client.infer(model, [given], outputs=[wanted])
+    requested = client.library.InferRequestedOutput(names[1])
+    requested.set_shared_memory("region", room, offset=at[1])
+    return client.infer(model, [given], outputs=[requested])
 
 
 @pytest.mark.parametrize(

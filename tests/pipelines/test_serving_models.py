@@ -190,7 +190,7 @@ def test_a_full_queue_and_a_timeout_are_refused(
     root = with_config(tmp_path, f"max_batch_size: 1 dynamic_batching {{ {policy} }}")
     with (
         served(root) as ports,
-        ThreadPoolExecutor(1) as other,
+        ThreadPoolExecutor(1) as second,
         connected(ports.http) as client,
         connected(ports.grpc, triton_grpc) as busy,
     ):
@@ -204,7 +204,7 @@ def test_a_full_queue_and_a_timeout_are_refused(
 
         monkeypatch.setattr(Session, "infer", wait)
         inputs = pair(triton_http, rows(1), rows(1))
-        running = other.submit(busy.infer, "simple", pair(triton_grpc, rows(1), rows(1)))
+        running = second.submit(busy.infer, "simple", pair(triton_grpc, rows(1), rows(1)))
         begun.wait()
         with pytest.raises(InferenceServerException, match="request timeout expired: it wait"):
             client.infer("simple", inputs, timeout=1000)

@@ -259,8 +259,8 @@ def test_states_are_rows_of_their_own_and_their_bytes_are_limited(
     async def check(model: SequenceModel) -> None:
         for ident in (1, 2):
             assert await answer_of(model, in_sequence(ident, start=True)) == 100 * ident + 1
-        kept = [array for one in model._sequences.values() for array in one.states.values()]
-        assert [array.base for array in kept] == [None, None]
+        states = [array for one in model._sequences.values() for array in one.states.values()]
+        assert [array.base for array in states] == [None, None]
         with pytest.raises(Refusal, match="would have 12 bytes, and may have 8"):
             await model.infer(in_sequence(3, start=True))
         assert await answer_of(model, in_sequence(1, end=True)) == 102

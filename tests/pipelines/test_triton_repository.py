@@ -138,9 +138,9 @@ def test_shapes_labels_and_bf16_are_those_of_the_configuration(tmp_path: Path) -
         data = np.array([[1.5, -2.0], [3.0, 0.25]], np.float32)
         answer = client.infer("m", [tensor("x", data.astype(ml_dtypes.bfloat16), "BF16")])
         assert np.array_equal(answer.as_numpy("y"), 2 * data.reshape(4))
-        wanted = [triton_http.InferRequestedOutput("y", class_count=1)]
+        requested = [triton_http.InferRequestedOutput("y", class_count=1)]
         answer = client.infer(
-            "m", [tensor("x", data.astype(ml_dtypes.bfloat16), "BF16")], outputs=wanted
+            "m", [tensor("x", data.astype(ml_dtypes.bfloat16), "BF16")], outputs=requested
         )
         assert list(answer.as_numpy("y")) == [b"6.000000:2:c"]
 

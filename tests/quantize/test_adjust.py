@@ -64,11 +64,11 @@ def test_a_table_makes_the_same_weights_to_the_last_bit_through_its_file(
     model: ir.Model, rng: np.random.Generator
 ) -> None:
     factors, changes = random_rows(model, rng)
-    made = adjust(model, Adjustments(equalised=factors, biases=changes))
+    result = adjust(model, Adjustments(equalised=factors, biases=changes))
     written = table(factors, changes)
     read = decode_table(encode_table(written), "x")
     again = adjusted_for(model, read, "b" * 64)
-    assert constants(again) == constants(made)
+    assert constants(again) == constants(result)
     assert constants(again) != constants(model)
 
 

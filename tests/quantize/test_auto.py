@@ -30,8 +30,8 @@ class Additive:
             f"t{i}": {f"m{j}": float(1 + i + j / 4) for j in range(methods)} for i in range(tensors)
         }
         self.noise = {
-            name: {amax: float(rng.uniform(0.1, 9)) for amax in found.values()}
-            for name, found in self.candidates.items()
+            name: {amax: float(rng.uniform(0.1, 9)) for amax in ranges.values()}
+            for name, ranges in self.candidates.items()
         }
         self.weights = rng.uniform(0.8, 1.2, SAMPLES)
         self.asked: list[tuple[dict[str, float | None], int]] = []
@@ -45,7 +45,7 @@ class Additive:
         return {name: min(noise, key=noise.__getitem__) for name, noise in self.noise.items()}
 
     def single(self, method: str) -> float:
-        everywhere = {name: found[method] for name, found in self.candidates.items()}
+        everywhere = {name: ranges[method] for name, ranges in self.candidates.items()}
         return float(self(everywhere).mean())
 
 
@@ -59,8 +59,8 @@ def test_additive_noise_is_brought_to_its_least(rng: np.random.Generator) -> Non
     assert result.complete
 
 
-def surely_better(one: np.ndarray, other: np.ndarray) -> bool:
-    difference = one - other
+def surely_better(one: np.ndarray, second: np.ndarray) -> bool:
+    difference = one - second
     return difference.mean() < -2 * difference.std(ddof=1) / math.sqrt(difference.size)
 
 
@@ -79,7 +79,7 @@ def test_no_wider_method_is_better_than_the_result_and_no_narrower_one_surely(
         limit = int(rng.integers(3, 40))
         result = choose_ranges(candidates, errors, max_trials=limit)
         alone = {
-            method: errors({tensor: found[method] for tensor, found in candidates.items()})
+            method: errors({tensor: ranges[method] for tensor, ranges in candidates.items()})
             for method in result.single
         }
         assert result.error <= result.single[result.start]
@@ -142,7 +142,7 @@ def test_tensors_that_add_nothing_are_left_as_they_are(rng: np.random.Generator)
     errors = Additive(rng, tensors=3)
     errors.noise["t1"] = dict.fromkeys(errors.noise["t1"], 1e-3)
     result = choose_ranges(errors.candidates, errors)
-    start = {tensor: found[result.start] for tensor, found in errors.candidates.items()}
+    start = {tensor: ranges[result.start] for tensor, ranges in errors.candidates.items()}
     assert result.amax["t1"] == start["t1"]
     tried = [assignment for assignment, _ in errors.asked[3:] if len(assignment) == 3]
     assert tried
@@ -210,7 +210,7 @@ def search(trial: TrialModel, model: ir.Model, rng: np.random.Generator) -> Auto
     noise = OutputNoise(trial, samples[8:])
     result = choose_ranges(candidates, noise.errors, noise.own_errors)
     for method, error in result.single.items():
-        everywhere = {name: found[method] for name, found in candidates.items()}
+        everywhere = {name: ranges[method] for name, ranges in candidates.items()}
         decibels = noise.sqnr_db(everywhere, frozenset())["y"]
         assert decibels == pytest.approx(-10 * math.log10(error))
     assert noise.sqnr_db(result.amax, frozenset())["y"] >= (
@@ -234,14 +234,14 @@ def test_what_is_not_allowed_of_all_tensors_together_is_not_chosen(
 ) -> None:
     errors = Additive(rng)
     free = choose_ranges(errors.candidates, errors, start="m2")
-    moved = [name for name, found in errors.candidates.items() if free.amax[name] != found["m2"]]
+    moved = [name for name, ranges in errors.candidates.items() if free.amax[name] != ranges["m2"]]
     assert len(moved) > 1
 
     def at_most_one(assignment) -> bool:
         return sum(amax != errors.candidates[t]["m2"] for t, amax in assignment.items()) <= 1
 
     bound = choose_ranges(errors.candidates, errors, start="m2", allowed=at_most_one)
-    assert sum(bound.amax[name] != found["m2"] for name, found in errors.candidates.items()) == 1
+    assert sum(bound.amax[name] != ranges["m2"] for name, ranges in errors.candidates.items()) == 1
     assert bound.error == pytest.approx(float(errors(bound.amax).mean()))
 
 

@@ -434,9 +434,9 @@ def test_int8_that_saves_nothing_is_fp16_unless_it_is_asked_for(
     result = build_engine(model, "orin-nano-8gb", tmp_path / "m.engine", options)
     assert ("fc" in result.kept) == stays
     gains = {row.node: row for row in result.gains}
-    assert gains["fc"].kept == result.kept.get("fc", "")
-    asked = [note for note in result.notes if "gains nothing by INT8, such as fc" in note]
-    assert bool(asked) != stays
+    assert gains["fc"].why_float == result.kept.get("fc", "")
+    notes = [note for note in result.notes if "gains nothing by INT8, such as fc" in note]
+    assert bool(notes) != stays
 
 
 def test_nodes_on_the_gpu_beside_a_dla_go_back_too(
@@ -475,8 +475,8 @@ def test_the_command_takes_times_of_a_board(tmp_path: Path, rng: np.random.Gener
 
     def keep_float(*more: str) -> dict[str, str]:
         result = CliRunner().invoke(build, [*arguments, *more], catch_exceptions=False)
-        kept: dict[str, str] = json.loads(result.stdout)["keep_float"]
-        return kept
+        float_nodes: dict[str, str] = json.loads(result.stdout)["keep_float"]
+        return float_nodes
 
     assert keep_float() == keep_float(*int8) == {}
     assert keep_float(*int8, *half) == {

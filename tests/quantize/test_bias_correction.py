@@ -170,8 +170,8 @@ def test_layers_without_a_bias_to_correct_are_named(
     reason: str,
 ) -> None:
     constants = {"w": np.eye(5, dtype=np.float32), "column": np.ones((5, 1), np.float32)}
-    made = [helper.make_node(op, i, [o], name=f"{op}_{o}") for op, i, o in nodes]
-    model = prepared(save(tmp_path / "m.onnx", made, {"x": [5, 5]}, {"y": [5, 5]}, constants))
+    chain = [helper.make_node(op, i, [o], name=f"{op}_{o}") for op, i, o in nodes]
+    model = prepared(save(tmp_path / "m.onnx", chain, {"x": [5, 5]}, {"y": [5, 5]}, constants))
     result = correct_biases(model, noise(rng, (5, 5), 1), ActivationRunner, open_coarse)
     assert result.layers == ()
     assert reason in result.refusals[0].reason

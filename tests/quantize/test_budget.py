@@ -63,16 +63,16 @@ def best_share(macs, measure, limit) -> float:
     sets = itertools.chain.from_iterable(
         itertools.combinations(macs, size) for size in range(len(macs) + 1)
     )
-    fitting = [kept for kept in sets if measure(frozenset(kept)) >= limit]
-    return max(1 - sum(macs[name] for name in kept) / total for kept in fitting)
+    fitting = [nodes for nodes in sets if measure(frozenset(nodes)) >= limit]
+    return max(1 - sum(macs[name] for name in nodes) / total for nodes in fitting)
 
 
 def check(result: BudgetResult, macs, measure) -> None:
     """What every answer must be: measured, within the limit, and not to be had for less."""
     assert result.value == measure(result.keep_float) >= result.limit
     total = sum(macs.values())
-    kept = sum(macs[name] for name in result.keep_float)
-    assert result.share == pytest.approx(1 - kept / total)
+    float_macs = sum(macs[name] for name in result.keep_float)
+    assert result.share == pytest.approx(1 - float_macs / total)
     if result.complete:
         for name in result.keep_float:
             assert not measure(result.keep_float - {name}) >= result.limit
@@ -219,7 +219,7 @@ def test_costs_of_a_ratio_that_is_infinite_for_float_are_noises() -> None:
     noise = {"a": 1e-3, "b": 1e-1, "c": 1e-2}
 
     def ratio(keep: frozenset[str]) -> float:
-        power = sum(found for name, found in noise.items() if name not in keep)
+        power = sum(actual for name, actual in noise.items() if name not in keep)
         return -10 * math.log10(power) if power else math.inf
 
     result = largest_int8_share(dict.fromkeys(noise, 1.0), ratio, Budget("sqnr", "least", 19.0))

@@ -64,8 +64,8 @@ def test_dead_and_constant_tensors_are_named_and_get_an_amax(method):
 def test_the_order_of_the_samples_does_not_change_an_amax(method):
     data = samples(30)
     one = calibrate(run, memory_dataset(data), ["x", "hidden"], method, model_sha256=MODEL)
-    other = calibrate(run, memory_dataset(data[::-1]), ["x", "hidden"], method, model_sha256=MODEL)
-    assert one.table.tensors == other.table.tensors
+    second = calibrate(run, memory_dataset(data[::-1]), ["x", "hidden"], method, model_sha256=MODEL)
+    assert one.table.tensors == second.table.tensors
 
 
 def test_each_sample_is_run_once_and_reported():

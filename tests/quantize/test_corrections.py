@@ -73,7 +73,7 @@ def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
     plain = measure(path, data, RangeOptions("minmax", equalise="off"))
     result = measure(path, data, RangeOptions("minmax", equalise="auto"))
     (outcome,) = result.corrections
-    assert outcome.kept
+    assert outcome.applied
     assert outcome.worst is not None
     assert outcome.worst.gain > 6
     assert result.judgement.basis == "held out"
@@ -125,8 +125,8 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
         return replace(plain, graph=changed, sqnr_db=figures, noise=double)
 
     result, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)
-    kept = not reason
-    assert (outcome.kept, bool(rows), result is not plain) == (kept, kept, kept)
+    applied = not reason
+    assert (outcome.applied, bool(rows), result is not plain) == (applied, applied, applied)
     assert outcome.reason == reason.strip("-")
     assert outcome.worst is not None
     assert outcome.worst.gain == pytest.approx(-loss)
@@ -141,7 +141,7 @@ def test_a_correction_that_breaks_a_budget_is_left_out(
     after, outcome = try_bias_correction(
         table, before, "on", samples=noise(rng, 2), forbidden=lambda end: why_not
     )
-    assert outcome.kept == (not why_not)
+    assert outcome.applied == (not why_not)
     assert (after is before) == bool(why_not)
     assert outcome.reason == why_not
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason(
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     result = measure(path, data(rng), RangeOptions("auto"))
-    assert [outcome.kept for outcome in result.corrections] == [False, False]
+    assert [outcome.applied for outcome in result.corrections] == [False, False]
     assert ranges_text(result).count(message) == 2
 
 
@@ -232,9 +232,9 @@ def test_a_table_with_adjustments_builds_no_other_model(
 ) -> None:
     path, data = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 3)
     table = measure(path, data, RangeOptions("minmax", equalise="on")).table
-    other = depthwise_net(tmp_path / "other.onnx", rng)
+    second = depthwise_net(tmp_path / "other.onnx", rng)
     with pytest.raises(BuildError, match="calibration table adjusts"):
-        build_engine(other, "laptop", tmp_path / "m.engine", BuildOptions(table=table))
+        build_engine(second, "laptop", tmp_path / "m.engine", BuildOptions(table=table))
 
 
 def test_both_passes_of_an_equalised_calibration_resume(
@@ -303,12 +303,12 @@ def test_the_exported_model_has_the_adjusted_weights(
     # The biases hold what INT8 will add with its sign turned: of the size of its noise.
     assert 0 < np.linalg.norm(changed - exact) < 0.3 * np.linalg.norm(exact)
     assert np.linalg.norm(int8 - exact) < 0.3 * np.linalg.norm(exact)
-    again, other = tmp_path / "again.onnx", tmp_path / "other.onnx"
-    parts = ("--qdq", again, "--adjusted-model", other)
+    again, second = tmp_path / "again.onnx", tmp_path / "other.onnx"
+    parts = ("--qdq", again, "--adjusted-model", second)
     code, output = run("ranges", table, "--model", path, *parts)
     assert code == 0, output
     assert again.read_bytes() == qdq.read_bytes()
-    assert other.read_bytes() == adjusted.read_bytes()
+    assert second.read_bytes() == adjusted.read_bytes()
 
 
 def test_a_cache_without_its_model_leaves_weights_alone(

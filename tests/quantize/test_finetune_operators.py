@@ -27,8 +27,8 @@ def agree(
     actual: list[np.ndarray], expected: list[np.ndarray], rtol: float = 1e-4, atol: float = 1e-5
 ) -> bool:
     return len(actual) == len(expected) and all(
-        one.shape == other.shape and np.allclose(one, other, rtol, atol, equal_nan=True)
-        for one, other in zip(actual, expected, strict=True)
+        one.shape == second.shape and np.allclose(one, second, rtol, atol, equal_nan=True)
+        for one, second in zip(actual, expected, strict=True)
     )
 
 

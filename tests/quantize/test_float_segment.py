@@ -53,8 +53,8 @@ def quantized(
     """The segments that have Q/DQ, with what they are in floating point."""
     amax, names = with_operands(model, ranges), tuple(dict.fromkeys(segment_of.values()))
     pieces, floating = (
-        extract_segments(made.model, made.segment_of, names)
-        for made in (
+        extract_segments(segment.model, segment.segment_of, names)
+        for segment in (
             quantize(
                 model, amax, segment_of, frozenset({"dla0.0"}), keep_float=keep_float, writer=writer
             )
@@ -62,8 +62,8 @@ def quantized(
         )
     )
     return tuple(
-        replace(piece, floating=other.model)
-        for piece, other in zip(pieces, floating, strict=True)
+        replace(piece, floating=second.model)
+        for piece, second in zip(pieces, floating, strict=True)
         if any(node.op_type == "DequantizeLinear" for node in piece.model.graph)
     )
 

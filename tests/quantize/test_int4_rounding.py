@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from toolkit.quantize.int4_rounding import (
+from toolkit.quantize.int4.rounding import (
     DAMPING,
     MAX_DEPTH,
     feedback_factor,

@@ -30,7 +30,7 @@ from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.ranges import first_layer
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, half_remark, measure_ranges
 from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
-from toolkit.quantize.trials.keep import Kept
+from toolkit.quantize.trials.keep import FloatNodes
 
 Samples = list[dict[str, np.ndarray]]
 
@@ -70,13 +70,16 @@ def test_the_node_that_int8_ruins_is_kept_where_a_target_is_missed(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path, data = lopsided(tmp_path / "m.onnx", rng), samples(rng, 12)
-    kept, all_int8 = measured(path, data, PLAIN), measured(path, data, replace(PLAIN, keep="none"))
-    assert kept.table.keep_float == ("head",)
+    float_nodes, all_int8 = (
+        measured(path, data, PLAIN),
+        measured(path, data, replace(PLAIN, keep="none")),
+    )
+    assert float_nodes.table.keep_float == ("head",)
     assert all_int8.table.keep_float == ()
-    assert all_int8.sqnr_db["y"] < 10 < kept.sqnr_db["y"]
+    assert all_int8.sqnr_db["y"] < 10 < float_nodes.sqnr_db["y"]
     exact = onnx.reference.ReferenceEvaluator(onnx.load(path))
     unseen = samples(rng, 4)
-    for ranges, reaches in ((kept, True), (all_int8, False)):
+    for ranges, reaches in ((float_nodes, True), (all_int8, False)):
         fit = ranges.fit
         pairs = [
             (exact.run(None, one)[0], fit.trial(fit.ranges, one, fit.keep_float)["y"])
@@ -106,12 +109,12 @@ def test_a_larger_share_is_proposed_where_less_was_allowed(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     ranges = measured(lopsided(tmp_path / "m.onnx", rng), samples(rng, 12), PLAIN)
-    kept = ranges.kept
-    assert kept is not None
-    missed = replace(kept.search, most_added=-1.0)
+    float_nodes = ranges.float_nodes
+    assert float_nodes is not None
+    missed = replace(float_nodes.search, most_added=-1.0)
     for most_float, proposed in ((0.5, True), (0.75, False), (1.0, False)):
-        tried = replace(kept, search=missed, most_float=most_float)
-        text = ranges_text(replace(ranges, kept=tried))
+        tried = replace(float_nodes, search=missed, most_float=most_float)
+        text = ranges_text(replace(ranges, float_nodes=tried))
         assert f"{100 * most_float:g} % of the multiplications leave less than 50 %" in text
         assert ("a larger share may lose less" in text) is proposed
 
@@ -122,16 +125,16 @@ def test_nodes_that_give_nan_share_the_error() -> None:
         for node, cost in (("a", math.inf), ("b", 2.0), ("c", math.inf))
     )
     search = BudgetResult(frozenset("abc"), 0.0, 0.0, 0.0, 0.0, 0.0, costs, (), complete=True)
-    kept = Kept(search, Judgement((), 1, "seen"), 1, apart=True, most_float=0.5)
-    assert kept.error_shares() == {"a": 0.5, "b": 0.0, "c": 0.5}
+    float_nodes = FloatNodes(search, Judgement((), 1, "seen"), 1, apart=True, most_float=0.5)
+    assert float_nodes.error_shares() == {"a": 0.5, "b": 0.0, "c": 0.5}
 
 
 def test_few_samples_choose_and_judge_and_the_report_says_so(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     ranges = measured(lopsided(tmp_path / "m.onnx", rng), samples(rng, 4), PLAIN)
-    assert ranges.kept is not None
-    assert not ranges.kept.apart
+    assert ranges.float_nodes is not None
+    assert not ranges.float_nodes.apart
     assert "those that judge among them" in ranges_text(ranges)
 
 
@@ -155,7 +158,7 @@ def test_nothing_is_kept_where_all_targets_are_met_or_a_method_is_named(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path, data = lopsided(tmp_path / "m.onnx", rng), samples(rng, 8)
-    assert measured(path, data, RangeOptions("minmax")).kept is None
+    assert measured(path, data, RangeOptions("minmax")).float_nodes is None
     easy = save(
         tmp_path / "easy.onnx",
         [helper.make_node("Conv", ["x", "w"], ["y"], "conv")],
@@ -164,7 +167,7 @@ def test_nothing_is_kept_where_all_targets_are_met_or_a_method_is_named(
         {"w": rng.normal(size=(4, 3, 1, 1)).astype(np.float32)},
     )
     ranges = measured(easy, data, PLAIN)
-    assert ranges.kept is None
+    assert ranges.float_nodes is None
     assert ranges.table.keep_float == ()
 
 
@@ -176,7 +179,7 @@ def test_a_build_says_what_the_kept_nodes_cost(tmp_path: Path, rng: np.random.Ge
     assert "us a frame predicted" in note
     assert "makes" in result.kept["head"]
     gains = {row.node: row for row in result.gains}
-    assert [row.kept for row in gains.values()] == ["", result.kept["head"]]
+    assert [row.why_float for row in gains.values()] == ["", result.kept["head"]]
     assert sum(row.error_share or 0.0 for row in gains.values()) == pytest.approx(1.0)
     assert all(row.int8_us > 0 and row.half_us > 0 for row in gains.values())
     with open_engine(out) as engine:
@@ -199,8 +202,8 @@ def test_the_command_keeps_what_it_is_told(
     )
     assert result.exit_code == 0, result.output
     assert list(read_table(path.with_suffix(".calib.json")).keep_float) == nodes
-    kept = json.loads(result.stdout)["kept"]
-    assert (list(kept["nodes"]) if kept else []) == nodes
+    float_nodes = json.loads(result.stdout)["kept"]
+    assert (list(float_nodes["nodes"]) if float_nodes else []) == nodes
 
 
 @pytest.mark.parametrize("value", ["some", "0%", "101%", "0.2", "nan%"])

@@ -225,11 +225,11 @@ def test_arrays_of_every_size_and_width_are_counted_where_parts_are_small(rng, m
         tally = Tally("x")
         for number, array in enumerate(arrays):
             tally.add(array, number)
-        found, values = tally.histogram(), np.abs(np.concatenate(arrays).astype(np.float64))
-        expected, _ = np.histogram(values, found.edges)
-        assert np.array_equal(found.bins, expected)
-        assert found.elements == values.size
-        assert found.amax == values.max()
+        actual, values = tally.histogram(), np.abs(np.concatenate(arrays).astype(np.float64))
+        expected, _ = np.histogram(values, actual.edges)
+        assert np.array_equal(actual.bins, expected)
+        assert actual.elements == values.size
+        assert actual.amax == values.max()
 
 
 def test_single_precision_after_a_number_that_it_cannot_hold_is_still_counted():

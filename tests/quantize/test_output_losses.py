@@ -384,8 +384,8 @@ def test_an_output_of_another_size_in_int8_is_reported_and_not_judged(
     exact = [
         {"b": rng.normal(size=(1, n, 4)), "s": rng.uniform(0.3, 1, size=(1, n, 2))} for n in (5, 6)
     ]
-    other = [exact[0], {**exact[1], "b": exact[1]["b"][:, :-1]}]
-    judgement = judge([boxes, scores], exact, other, basis="held out")
+    second = [exact[0], {**exact[1], "b": exact[1]["b"][:, :-1]}]
+    judgement = judge([boxes, scores], exact, second, basis="held out")
     assert judgement.varying == ("b",)
     assert {loss.part for loss in judgement.losses} == {"s"}
     assert not judgement.broken

@@ -258,8 +258,8 @@ def test_a_preprocessing_in_words(preprocessing: Preprocessing, text: str) -> No
 def test_preprocessings_differ_in_the_fields_that_matter(
     changes: dict[str, object], names: set[str]
 ) -> None:
-    other = msgspec.structs.replace(Preprocessing(), **changes)
-    assert differences(Preprocessing(), other).keys() == names
+    second = msgspec.structs.replace(Preprocessing(), **changes)
+    assert differences(Preprocessing(), second).keys() == names
 
 
 def _pipeline(**changes: object) -> PipelineConfig:
@@ -303,8 +303,8 @@ def test_a_table_holds_its_preprocessing_exactly() -> None:
     table = _table(format=3, preprocessing=preprocessing)
     assert decode_table(encode_table(table), "t") == table
     assert fingerprint(table) != fingerprint(_table())
-    other = msgspec.structs.replace(preprocessing, color="rgb")
-    assert fingerprint(table) != fingerprint(_table(format=3, preprocessing=other))
+    second = msgspec.structs.replace(preprocessing, color="rgb")
+    assert fingerprint(table) != fingerprint(_table(format=3, preprocessing=second))
 
 
 def test_tables_of_older_formats_are_read_as_not_recorded() -> None:
@@ -345,8 +345,8 @@ def _convnet(path: Path, rng: np.random.Generator, *, norm: bool, layout: str = 
               helper.make_node("Gemm", ["f", "g"], ["y"], transB=1, name="head")]  # fmt: skip
     read = {name for node in nodes for name in node.input}
     shape = [1, 3, 32, 32] if layout == "nchw" else [1, 32, 32, 3]
-    kept = {name: array for name, array in weights.items() if name in read}
-    return save(path, nodes, {"x": shape}, {"y": [1, 10]}, kept)
+    read_weights = {name: array for name, array in weights.items() if name in read}
+    return save(path, nodes, {"x": shape}, {"y": [1, 10]}, read_weights)
 
 
 def _inputs(rng: np.random.Generator, scale: float, shift: float) -> list[dict[str, np.ndarray]]:

@@ -121,13 +121,13 @@ def test_every_tensor_is_within_a_step_of_the_engine_from_the_same_operands(
     engine = quantize(graph, amax, segments, frozenset()).model
     exported = export_form(graph, amax, form)
     apart = steps_apart(engine, exported, amax, feeds)
-    made = len(apart)
+    count = len(apart)
     # The forms of TensorRT round in other places, too: one operand of some Adds fewer, or what
     # nodes read that have no INT8. What such nodes make has other operands.
     same = rectified_operands(graph)
     ours, theirs = int8_operands(engine, same), int8_operands(exported, same)
     apart = {name: steps for name, steps in apart.items() if ours[name] == theirs[name]}
-    assert len(apart) >= made * (1.0 if form == PORTABLE else 0.6)
+    assert len(apart) >= count * (1.0 if form == PORTABLE else 0.6)
     assert max(float(steps.max()) for steps in apart.values()) < 1.001
     differing = sum(int((steps > 0.5).sum()) for steps in apart.values())
     assert differing <= sum(steps.size for steps in apart.values()) / 1000

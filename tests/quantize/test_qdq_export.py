@@ -305,17 +305,17 @@ def test_nodes_that_stay_in_float_read_no_int8(tmp_path: Path, rng: np.random.Ge
         str(n.name) for n in model.graph if n.inputs[0].name == "r0" and n.op_type == "Conv"
     )
     for target in BOTH:
-        kept = export_qdq(model, amax, target, keep_float=frozenset({name}))
-        (conv,) = (node for node in kept.graph if node.name == name)
+        export = export_qdq(model, amax, target, keep_float=frozenset({name}))
+        (conv,) = (node for node in export.graph if node.name == name)
         assert [str(value.name) for value in conv.inputs][:2] == ["r0", "w1"]
-        assert "w1_scale" not in kept.graph.initializers
+        assert "w1_scale" not in export.graph.initializers
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path, rng: np.random.Generator) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     amax = dict.fromkeys(calibrated_tensors(prepared(path)), 1.0)
-    one, other = (exported(path, amax).SerializeToString(deterministic=True) for _ in range(2))
-    assert one == other
+    one, second = (exported(path, amax).SerializeToString(deterministic=True) for _ in range(2))
+    assert one == second
 
 
 def test_names_of_the_model_are_left_to_it(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -184,8 +184,8 @@ def names(model: ir.Model) -> set[str]:
     return inputs | {str(value.name) for node in model.graph for value in node.outputs}
 
 
-def prepared_again(found: PlainModel) -> ir.Model:
-    return run_passes(found.model)[0]
+def prepared_again(actual: PlainModel) -> ir.Model:
+    return run_passes(actual.model)[0]
 
 
 def test_integer_weights_and_scales_of_others_are_kept_to_the_bit(
@@ -299,11 +299,11 @@ def test_missing_ranges_are_carried_forward_then_backward() -> None:
 def test_nodes_without_q_and_dq_are_listed(tmp_path: Path, rng: np.random.Generator) -> None:
     model = prepared(small_convnet(tmp_path / "m.onnx", rng))
     amax = dict.fromkeys(calibrated_tensors(model), 1.0)
-    kept = next(
+    weight = next(
         str(n.name) for n in model.graph if n.op_type == "Conv" and n.inputs[0].name == "r0"
     )
-    imported = import_qdq(export_qdq(model, amax, keep_float=frozenset({kept})))
-    assert kept in imported.float_nodes
+    imported = import_qdq(export_qdq(model, amax, keep_float=frozenset({weight})))
+    assert weight in imported.float_nodes
     assert not {"conv0", "relu0", "pool", "fc"} & set(imported.float_nodes)
 
 

@@ -282,10 +282,10 @@ def test_float_nodes_read_floats_and_keep_their_weights(
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
     amax = observed_amax(model, x)
     fused = next(n for n in model.graph if n.op_type == "Conv" and n.name != "conv0")
-    kept = frozenset({str(fused.name), "fc"})
-    result = quantize(model, amax, one_segment(model), frozenset(), keep_float=kept).model
+    float_nodes = frozenset({str(fused.name), "fc"})
+    result = quantize(model, amax, one_segment(model), frozenset(), keep_float=float_nodes).model
     nodes = {str(node.name): node for node in result.graph}
-    for name in kept:
+    for name in float_nodes:
         before = next(node for node in model.graph if node.name == name)
         for index, value in enumerate(nodes[name].inputs):
             assert value is not None
@@ -328,11 +328,13 @@ def test_an_average_that_a_float_layer_reads_is_rounded_on_the_dla(
     x = rng.normal(size=(1, 4, 8, 8)).astype(np.float32)
     amax = {**observed_amax(model, x), "p": 4.0, "x": 4.0}
     for segment, int8, rounded in (("dla0.0", {"dla0.0"}, True), ("gpu.0", set(), False)):
-        made = quantize(model, amax, one_segment(model, segment), frozenset(int8)).model
-        (mul,) = [node for node in made.graph if node.op_type == "Mul"]
+        result = quantize(model, amax, one_segment(model, segment), frozenset(int8)).model
+        (mul,) = [node for node in result.graph if node.op_type == "Mul"]
         reader = mul.inputs[0].producer()
         assert (reader is not None and reader.op_type == "DequantizeLinear") == rounded
-    kept = frozenset({"pool"})
-    made = quantize(model, amax, one_segment(model, "d"), frozenset({"d"}), keep_float=kept).model
-    (mul,) = [node for node in made.graph if node.op_type == "Mul"]
+    float_nodes = frozenset({"pool"})
+    result = quantize(
+        model, amax, one_segment(model, "d"), frozenset({"d"}), keep_float=float_nodes
+    ).model
+    (mul,) = [node for node in result.graph if node.op_type == "Mul"]
     assert mul.inputs[0].producer().op_type == "AveragePool"

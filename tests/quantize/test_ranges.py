@@ -120,9 +120,9 @@ def test_a_budget_keeps_what_int8_ruins_in_float_and_off_the_dla(
     assert actual.sqnr_db["y"] > plain.sqnr_db["y"] + 3
     out = tmp_path / "m.engine"
     result = build_engine(path, "agx-orin-64gb", out, BuildOptions(table=actual.table))
-    kept = [row for row in result.manifest.plan if row.node in actual.table.keep_float]
-    assert kept
-    assert all(row.processor == "gpu" and row.rule == "K1" for row in kept)
+    float_rows = [row for row in result.manifest.plan if row.node in actual.table.keep_float]
+    assert float_rows
+    assert all(row.processor == "gpu" and row.rule == "K1" for row in float_rows)
 
 
 def test_reports_hold_every_tensor_and_the_reason(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -176,11 +176,11 @@ def test_the_command_writes_every_form(
         "calibrate", model, "--data", data_folder, "-o", table,
         "--cache", cache, "--qdq", qdq, "--html", page, "--json",
     )  # fmt: skip
-    found = read_table(table)
-    assert json.loads(printed)["tensors"]["x"]["amax"] == found.tensors["x"]
+    read = read_table(table)
+    assert json.loads(printed)["tensors"]["x"]["amax"] == read.tensors["x"]
     assert cache.read_text().startswith("TRT-100300-EntropyCalibration2\n")
     assert amax_of(decode_cache(cache.read_text(), str(cache))) == pytest.approx(
-        found.tensors, rel=1e-6
+        read.tensors, rel=1e-6
     )
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
     session = ort.InferenceSession(str(qdq), providers=["CPUExecutionProvider"])
@@ -286,9 +286,9 @@ def test_nodes_named_by_the_user_stay_in_floating_point(
     name = next(str(node.name) for node in graph.graph if node.op_type == "Gemm")
     data = samples(rng, 8)
     plain = measure(path, data, RangeOptions("minmax"))
-    kept = measure(path, data, RangeOptions("minmax", keep_float=frozenset({name})))
-    assert kept.table.keep_float == (name,)
-    assert kept.sqnr_db["y"] != plain.sqnr_db["y"]
+    float_nodes = measure(path, data, RangeOptions("minmax", keep_float=frozenset({name})))
+    assert float_nodes.table.keep_float == (name,)
+    assert float_nodes.sqnr_db["y"] != plain.sqnr_db["y"]
     with pytest.raises(CalibrationError, match=f"did you mean '{name}'"):
         measure(path, data, RangeOptions(keep_float=frozenset({name + "x"})))
 

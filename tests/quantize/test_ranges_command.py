@@ -123,12 +123,12 @@ def test_a_cache_comes_back_with_its_bytes(tmp_path: Path, model: Path) -> None:
 def test_a_table_of_another_file_is_said(tmp_path: Path, model: Path) -> None:
     amax = dict.fromkeys(tensors_of(model), 2.0)
     sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
-    own, other, cache = tmp_path / "own.json", tmp_path / "other.json", tmp_path / "c"
+    own, second, cache = tmp_path / "own.json", tmp_path / "other.json", tmp_path / "c"
     write_table(own, measured(amax, model_sha256=sha256))
-    write_table(other, measured(amax))
+    write_table(second, measured(amax))
     write_cache(cache, cache_of(amax, "8502"))  # which says nothing of its model
     message = "the calibration table was measured on another model file"
-    assert message in result_of(other, "--model", model)["notes"]
+    assert message in result_of(second, "--model", model)["notes"]
     assert message not in result_of(own, "--model", model)["notes"]
     assert message not in result_of(cache, "--model", model)["notes"]
 
@@ -138,18 +138,19 @@ def test_a_qdq_model_becomes_cache_plain_model_and_layers(
 ) -> None:
     graph, _ = run_passes(import_model(model).model)
     amax = {name: float(rng.uniform(0.1, 9)) for name in tensors_of(model)}
-    (kept,) = (str(n.name) for n in graph.graph if n.op_type == "Gemm")
+    (float_node,) = (str(n.name) for n in graph.graph if n.op_type == "Gemm")
     qdq = tmp_path / "q.onnx"
     onnx.save(
-        ir.to_proto(export_qdq(graph, amax, "tensorrt-gpu", keep_float=frozenset({kept}))), qdq
+        ir.to_proto(export_qdq(graph, amax, "tensorrt-gpu", keep_float=frozenset({float_node}))),
+        qdq,
     )
     cache, plain, layers = tmp_path / "c", tmp_path / "plain.onnx", tmp_path / "fp16.txt"
     result = result_of(qdq, "--cache", cache, "--plain", plain, "--layers", layers)
     assert result["kind"] == "Q/DQ model"
     assert result["wrote"] == [str(cache), str(plain), str(layers)]
     # For the GPU an Add leaves the operand that it is computed with in floating point: no range.
-    assert layers.read_text() == f"add1:fp16,{kept}:fp16"
-    assert result["keep_float"] == ["add1", kept]
+    assert layers.read_text() == f"add1:fp16,{float_node}:fp16"
+    assert result["keep_float"] == ["add1", float_node]
     assert result["model"]["left_float"] == ["add1"]
     ops = [node.op_type for node in onnx.load(plain).graph.node]
     assert ops == [node.op_type for node in graph.graph]
@@ -159,15 +160,15 @@ def test_a_qdq_model_becomes_cache_plain_model_and_layers(
 
 
 def test_two_files_are_compared_tensor_by_tensor(tmp_path: Path) -> None:
-    one, other = tmp_path / "one.json", tmp_path / "other.cache"
+    one, second = tmp_path / "one.json", tmp_path / "other.cache"
     write_table(one, measured({"same": 1.0, "less": 2.0, "more": 3.0, "mine": 4.0}))
-    write_cache(other, cache_of({"same": 1.0, "less": 4.0, "more": 2.0, "yours": 1.0}, "8502"))
-    actual = result_of(one, "--against", other)["against"]
+    write_cache(second, cache_of({"same": 1.0, "less": 4.0, "more": 2.0, "yours": 1.0}, "8502"))
+    actual = result_of(one, "--against", second)["against"]
     assert actual["equal"] == 1
     assert [row["tensor"] for row in actual["changed"]] == ["less", "more"]
     assert actual["changed"][0]["second"] == pytest.approx(4.0, rel=1e-6)
     assert (actual["only_first"], actual["only_second"]) == (["mine"], ["yours"])
-    text = tandem_ranges(one, "--against", other).output
+    text = tandem_ranges(one, "--against", second).output
     assert "1 ranges equal, 2 differ, 1 only here, 1 only there" in text
     assert "less: 2 here, 4 there (2 times)" in text
 

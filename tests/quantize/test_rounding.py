@@ -145,7 +145,7 @@ def test_a_calibration_rounds_where_it_helps_and_its_table_makes_the_same_model(
         for switch in ("off", "on")
     )  # fmt: skip
     (outcome,) = rounded.corrections
-    assert outcome.kept
+    assert outcome.applied
     assert outcome.worst is not None
     assert outcome.worst.gain > 0.5
     assert rounded.sqnr_db["y"] == pytest.approx(outcome.worst.after)
@@ -154,9 +154,9 @@ def test_a_calibration_rounds_where_it_helps_and_its_table_makes_the_same_model(
     assert table.format == 5
     assert table.adjusted
     again = adjust(graph, table.adjusted)
-    for node, other in zip(again.graph, rounded.model.graph, strict=True):
+    for node, second in zip(again.graph, rounded.model.graph, strict=True):
         if node.op_type == "Conv":
-            ours, theirs = constant_of(node, 1), constant_of(other, 1)
+            ours, theirs = constant_of(node, 1), constant_of(second, 1)
             assert ours is not None
             assert theirs is not None
             assert np.array_equal(ours, theirs)

@@ -193,9 +193,9 @@ def test_a_slow_task_is_given_to_another_and_counts_once(
     plain = measured(model, arrays)
     executor = Wrapped(delay)
     with Workers(lambda: executor) as workers:
-        found = measured(model, arrays, replace(PLAIN, workers=workers))
+        actual = measured(model, arrays, replace(PLAIN, workers=workers))
         late.set()
-    assert_same(found, plain)
+    assert_same(actual, plain)
     assert executor.count > 6
 
 
@@ -381,22 +381,22 @@ def test_ctrl_c_ends_the_workers(model: Path, tmp_path: Path, rng: np.random.Gen
     words = ["calibrate", str(model), "--data", str(tmp_path / "d.npy"), "--method", "minmax"]
     command = [sys.executable, "-m", "toolkit.cli", *words, "--workers", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        found = list[ProcessRow]()
-        while len(found) < 3 and process.poll() is None:  # two workers, and who tracks them
-            found = descendants(process.pid)
+        processes = list[ProcessRow]()
+        while len(processes) < 3 and process.poll() is None:  # two workers, and who tracks them
+            processes = descendants(process.pid)
             time.sleep(0.1)
-        assert len(found) >= 3
+        assert len(processes) >= 3
         process.send_signal(signal.SIGINT)
         _, output = process.communicate(timeout=60)
     assert "Traceback" not in output
     deadline = time.monotonic() + 20
-    while alive(found) and time.monotonic() < deadline:
+    while alive(processes) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not alive(found)
+    assert not alive(processes)
 
 
-def alive(found: list[ProcessRow]) -> set[int]:
-    return {row.pid for row in found} & process_rows().keys()
+def alive(processes: list[ProcessRow]) -> set[int]:
+    return {row.pid for row in processes} & process_rows().keys()
 
 
 def test_the_command_line_makes_shards_and_goes_on_from_them(

@@ -25,26 +25,26 @@ def kept_and_held(count: int, *, halve: bool) -> tuple[list[int], list[int]]:
     """Which samples judge, and which of them are held out; each is observed or held out."""
     split = Split(memory_dataset(numbered(count)), halve)
     observed = [int(sample["x"][0, 0]) for sample in split]
-    kept = [int(sample["x"][0, 0]) for sample in split.validation]
-    held = [kept[number] for number in split.held_out]
+    validation = [int(sample["x"][0, 0]) for sample in split.validation]
+    held = [validation[number] for number in split.held_out]
     assert len(observed) == len(split)
     assert sorted(observed + held) == list(range(count))
-    return kept, held
+    return validation, held
 
 
 @pytest.mark.parametrize("count", [MIN_SAMPLES, 7, 2 * MAX_VALIDATION, 2 * MAX_VALIDATION + 9, 100])
 def test_every_sample_is_observed_or_held_and_as_many_of_each_judge(count: int) -> None:
-    kept, held = kept_and_held(count, halve=True)
-    assert kept == sorted(kept)
+    validation, held = kept_and_held(count, halve=True)
+    assert validation == sorted(validation)
     assert len(held) == min(count // 2, MAX_VALIDATION)
-    assert len(kept) - len(held) == min(-(-count // 2), MAX_VALIDATION)
+    assert len(validation) - len(held) == min(-(-count // 2), MAX_VALIDATION)
 
 
 @pytest.mark.parametrize("count", [MIN_SAMPLES, 2 * MAX_REPORTED + 3, 100])
 def test_what_is_only_reported_is_held_out_too(count: int) -> None:
-    kept, held = kept_and_held(count, halve=False)
+    validation, held = kept_and_held(count, halve=False)
     assert len(held) == min(count // 2, MAX_REPORTED)
-    assert kept == [0, *held]
+    assert validation == [0, *held]
 
 
 @pytest.mark.parametrize("halve", [False, True])

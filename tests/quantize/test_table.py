@@ -100,8 +100,8 @@ def test_who_reads_while_a_table_is_written_sees_the_whole_old_one(tmp_path):
 
 
 def test_equal_tables_give_equal_bytes_whatever_the_order_of_their_tensors():
-    one, other = _table(a=1.0, b=2.0), _table(b=2.0, a=1.0)
-    assert encode_table(one) == encode_table(other)
+    one, second = _table(a=1.0, b=2.0), _table(b=2.0, a=1.0)
+    assert encode_table(one) == encode_table(second)
 
 
 def test_the_file_is_plain_json_with_amax_in_decimal():

@@ -224,10 +224,10 @@ def test_float_nodes_are_known_by_the_name_that_the_file_gives_them(
     amax = every_range(path, {"x": rng.normal(size=(1, 3, 12, 12)).astype(np.float32)})
     original = import_model(path).model
     graph, _ = run_passes(original)
-    kept = fit_table(
+    fitted = fit_table(
         imported_table(amax, "0" * 64, keep_float=("conv2", "gone")), original, graph
     ).table.keep_float
-    (name,) = kept  # fused with its batch normalisation, under another name
+    (name,) = fitted  # fused with its batch normalisation, under another name
     (node,) = (node for node in graph.graph if node.name == name)
     assert node.op_type == "Conv"
     assert node.outputs[0].name == "n2"

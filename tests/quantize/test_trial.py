@@ -98,8 +98,8 @@ def both(tmp_path: Path, rng: np.random.Generator) -> tuple[ir.Model, Feeds, dic
 
 
 def assert_same(actual: Feeds, expected: Sequence[np.ndarray]) -> None:
-    for (name, found), wanted in zip(actual.items(), expected, strict=True):
-        np.testing.assert_array_equal(found, wanted, err_msg=name)
+    for (name, result), requested in zip(actual.items(), expected, strict=True):
+        np.testing.assert_array_equal(result, requested, err_msg=name)
 
 
 def test_everything_on_is_the_quantized_graph_bit_for_bit(
@@ -126,8 +126,10 @@ def test_any_float_nodes_are_the_quantized_graph_without_them(
     model, feeds, amax = both
     trial = TrialModel(model, optimize=False)
     for share in (0.1, 0.5, 0.9):
-        kept = frozenset(name for name in trial.nodes if rng.random() < share)
-        assert_same(trial(amax, feeds, kept), run_plainly(quantized(model, amax, kept), feeds))
+        float_nodes = frozenset(name for name in trial.nodes if rng.random() < share)
+        assert_same(
+            trial(amax, feeds, float_nodes), run_plainly(quantized(model, amax, float_nodes), feeds)
+        )
 
 
 def test_a_trial_depends_on_nothing_that_was_tried_before(
@@ -137,8 +139,8 @@ def test_a_trial_depends_on_nothing_that_was_tried_before(
     trial, fresh = TrialModel(model), TrialModel(model)
     for _ in range(8):
         some = {n: a * rng.uniform(0.1, 2) for n, a in amax.items() if rng.random() < 0.7}
-        kept = frozenset(name for name in trial.nodes if rng.random() < 0.3)
-        before = trial(some, {"x": rng.normal(size=(1, 4, 8, 8)).astype(np.float32)}, kept)
+        float_nodes = frozenset(name for name in trial.nodes if rng.random() < 0.3)
+        before = trial(some, {"x": rng.normal(size=(1, 4, 8, 8)).astype(np.float32)}, float_nodes)
         copies = {name: array.copy() for name, array in before.items()}
         again = trial(amax, feeds)
         assert_same(again, list(fresh(amax, feeds).values()))
@@ -185,12 +187,12 @@ def test_the_shipped_detector_is_tried_exactly(rng: np.random.Generator, optimiz
     feeds = {"images": rng.random((1, 3, 320, 320), dtype=np.float32)}
     amax = ranges(model, feeds, rng)
     expected = run_plainly(quantized(model, amax), feeds)
-    for found, wanted in zip(
+    for actual, requested in zip(
         TrialModel(model, optimize=optimize)(amax, feeds).values(), expected, strict=True
     ):
         # Float sums in another order may tip a value over to the next step here and there.
-        allowed = 0.0 if not optimize else 0.05 * float(np.abs(wanted).max())
-        assert np.abs(found - wanted).max() <= allowed
+        allowed = 0.0 if not optimize else 0.05 * float(np.abs(requested).max())
+        assert np.abs(actual - requested).max() <= allowed
 
 
 def test_the_light_models_are_tried_exactly(light_models: Path, rng: np.random.Generator) -> None:

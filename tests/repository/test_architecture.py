@@ -104,7 +104,7 @@ def test_help_loads_no_heavy_package() -> None:
     loaded = {words[0]: set(words[1:]) for words in map(str.split, done.stderr.splitlines())}
     assert set(loaded) == set(COMMANDS)
     heavy = HEAVY | HOST_ONLY | {"numpy"}
-    assert {name: found for name, all_ in loaded.items() if (found := all_ & heavy)} == {}
+    assert {name: present for name, all_ in loaded.items() if (present := all_ & heavy)} == {}
 
 
 @pytest.fixture(scope="module")

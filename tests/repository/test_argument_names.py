@@ -97,8 +97,8 @@ def dynamic_model(path):
 def test_a_model_of_dynamic_sizes_is_planned_and_calibrated_with_shapes(tmp_path):
     model = dynamic_model(tmp_path / "m.onnx")
     shapes = {"x": (1, 3, 16, 24)}
-    made = tandem.plan(model, profile="orin-nano-8gb", shapes=shapes)
-    assert made.name == "m"
+    result = tandem.plan(model, profile="orin-nano-8gb", shapes=shapes)
+    assert result.name == "m"
     samples = [np.random.default_rng(0).random(shapes["x"], np.float32) for _ in range(2)]
     table = tandem.calibrate(model, samples, shapes=shapes, method="minmax", accept_loss=True)
     assert isinstance(table, CalibrationTable)

@@ -81,7 +81,7 @@ def test_three_contradictions_are_three_corrections_with_their_kind() -> None:
 
 def test_the_build_counts_where_it_contradicts_can_run_on_dla() -> None:
     row = msgspec.structs.replace(
-        rule("G4", "at", expected=True, takes=True), asked=True, built=False
+        rule("G4", "at", expected=True, takes=True), can_run=True, built=False
     )
     rules = summarize_rules(msgspec.structs.replace(report(), rules=(row,)))
     assert rules.disputed == ("G4-at",)

@@ -47,8 +47,8 @@ class FakeDriver:
         if name in self.broken:
             raise CudaError(f"{name} failed")
         if name in MADE:
-            made = arguments[MADE[name]]._obj  # type: ignore[attr-defined]
-            made.value = len(self.names)
+            handle = arguments[MADE[name]]._obj  # type: ignore[attr-defined]
+            handle.value = len(self.names)
 
 
 def launched(config: Any) -> tuple[object, ...]:
@@ -130,10 +130,10 @@ def test_what_is_given_back_while_a_graph_is_recorded_does_not_spoil_it(
     driver: FakeDriver,
 ) -> None:
     """A session that nobody holds is collected at any line, of this thread too."""
-    other, stream = Context(), Context().stream()
-    other.allocate(16)
-    other.load(np.zeros(8, np.uint8))
-    stream.capture(other.close)
+    second, stream = Context(), Context().stream()
+    second.allocate(16)
+    second.load(np.zeros(8, np.uint8))
+    stream.capture(second.close)
     assert driver.names.count("cuMemFree_v2") == driver.names.count("cuModuleUnload") == 1
     assert driver.names[-1] == "cuGraphDestroy"
 

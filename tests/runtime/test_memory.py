@@ -38,10 +38,10 @@ def test_no_living_tensors_overlap_and_the_bound_is_respected(items: list[Lifeti
     assert set(place) == {item.tensor for item in items}
     for one in items:
         assert place[one.tensor].offset % ALIGNMENT_BYTES == 0
-        for other in items:
-            meet = other.first <= one.last and one.first <= other.last
-            if one is not other and meet:
-                a, b = place[one.tensor], place[other.tensor]
+        for lifetime in items:
+            meet = lifetime.first <= one.last and one.first <= lifetime.last
+            if one is not lifetime and meet:
+                a, b = place[one.tensor], place[lifetime.tensor]
                 assert a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
     live = [sum(i.bytes for i in items if i.first <= t <= i.last) for t in range(10)]
     assert plan.arena_bytes >= max(live)

@@ -214,11 +214,11 @@ def test_a_case_whose_ports_no_dla_can_have_is_asked_and_not_built(
     (tmp_path / "m.onnx").write_bytes(gemm.half if typed else gemm.model)
     release = find_release(version)
     try:
-        asked, built, said = rules._ask(release, tmp_path / "m.onnx", int8=not typed)
+        can_run, built, message = rules._ask(release, tmp_path / "m.onnx", int8=not typed)
     finally:
         sys.modules.pop("tensorrt", None)
-    assert (gemm.case.expected, asked, built) == (True, True, None)
-    assert "has 2 dimensions" in said
+    assert (gemm.case.expected, can_run, built) == (True, True, None)
+    assert "has 2 dimensions" in message
 
 
 def test_a_refusal_is_reported_with_what_tensorrt_said(
@@ -316,11 +316,11 @@ def test_the_first_cases_are_of_the_least_certain_rules_and_one_of_each() -> Non
     assert len({row.case.rule for row in models[: 2 * distinct]}) == distinct
     names = [row.case.name for row in models]
     for name in names:
-        other = f"{name.removesuffix('-beyond')}-at"
+        second = f"{name.removesuffix('-beyond')}-at"
         assert (
             not name.endswith("-beyond")
-            or other not in names
-            or (names.index(name) == names.index(other) + 1)
+            or second not in names
+            or (names.index(name) == names.index(second) + 1)
         )
 
 

@@ -95,11 +95,11 @@ def test_the_first_tactic_runs_unless_all_were_timed() -> None:
 def test_times_of_another_gpu_are_never_used(field: str, tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     add_timings(path, ORIN, {"k": 1.0})
-    other = msgspec.structs.replace(ORIN, **{field: CHANGES[field]})
-    assert read_timings(path).times_us(other) == {}
-    add_timings(path, other, {"k": 2.0})
+    second = msgspec.structs.replace(ORIN, **{field: CHANGES[field]})
+    assert read_timings(path).times_us(second) == {}
+    add_timings(path, second, {"k": 2.0})
     assert read_timings(path).times_us(ORIN) == {"k": 1.0}
-    assert read_timings(path).times_us(other) == {"k": 2.0}
+    assert read_timings(path).times_us(second) == {"k": 2.0}
 
 
 def test_writing_keeps_what_others_wrote_and_takes_newer_times(tmp_path: Path) -> None:

@@ -110,12 +110,12 @@ def test_two_builds_in_different_folders_are_equal(
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", str(EPOCH))
     first = make(wheel, wheels, tmp_path / "first")
-    other = tmp_path / "elsewhere"
-    shutil.copytree(wheels, other)
-    monkeypatch.setenv("TMPDIR", str(other))
+    another = tmp_path / "elsewhere"
+    shutil.copytree(wheels, another)
+    monkeypatch.setenv("TMPDIR", str(another))
     mask = os.umask(0o077)
     try:
-        second = make(wheel, other, other / "second")
+        second = make(wheel, another, another / "second")
     finally:
         os.umask(mask)
     assert first.read_bytes() == second.read_bytes()

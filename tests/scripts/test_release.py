@@ -38,12 +38,12 @@ def test_archives_of_the_same_files_become_the_same_bytes(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_commit_is_built_to_the_same_bytes_twice(tmp_path: Path) -> None:
-    other = tmp_path / "elsewhere"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(other)], check=True)
+    another = tmp_path / "elsewhere"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(another)], check=True)
     before = os.umask(0o077)
     try:
-        (other / "stray.py").write_text("not committed")
-        first = build(other, tmp_path / "first")
+        (another / "stray.py").write_text("not committed")
+        first = build(another, tmp_path / "first")
     finally:
         os.umask(before)
     second = build(ROOT, tmp_path / "second")

@@ -22,8 +22,8 @@ def test_scenes_are_the_same_for_a_seed_and_hold_what_their_boxes_say() -> None:
         assert all(1 <= label <= len(CLASSES) for label in one.labels.tolist())
         low, high = one.boxes[:, :2], one.boxes[:, 2:]
         assert bool((low >= 0).all() and (high <= SIDE).all() and (high - low >= 2).all())
-    other = scene(SIDE, torch.Generator("cpu").manual_seed(6))
-    assert not torch.equal(other.picture, drawn[0].picture)
+    second = scene(SIDE, torch.Generator("cpu").manual_seed(6))
+    assert not torch.equal(second.picture, drawn[0].picture)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def build_engine(
         ),
         calibration=front.ranges,
         scale_rules=scale_rules,
-        kept=front.kept(),
+        kept=front.float_reasons(),
         gpu=tuple(report_segment(name, segment) for name, segment in built.gpu.segments.items()),
         loss=loss,
         gains=layer_gains(front, built.plan),

@@ -103,9 +103,9 @@ class Point:
         values = [row.value for row in losses if row.metric is SQNR]
         return min((-math.inf if math.isnan(one) else one for one in values), default=math.inf)
 
-    def beats(self, other: "Point") -> bool:
+    def beats(self, point: "Point") -> bool:
         """True if no figure is worse, and one is better."""
-        ours, theirs = self._figures(), other._figures()
+        ours, theirs = self._figures(), point._figures()
         return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
 
     def _figures(self) -> tuple[float, ...]:
@@ -201,14 +201,14 @@ def _point(form: Form, front: Frontend, loss: Judgement | None) -> Point:
     plan = plan_together((front.to_plan(kernels),), profile, front.plan, trials).plans[0]
     on_dla = sum(row.processor.startswith("dla") for row in plan.placements)
     float_bytes = 2 if gpu and form.precision != "fp32" else 4
-    kept = None if front.ranges is None else front.ranges.kept
+    float_nodes = None if front.ranges is None else front.ranges.float_nodes
     return Point(
         form=form,
         frame_us=frame_us(plan),
         energy_mj=plan.figures[0].energy_mj,
         weight_bytes=_weight_bytes(model, front, float_bytes),
         on_dla=on_dla / max(1, len(plan.placements)),
-        float_share=float(front.ranges is None) if kept is None else kept.float_share,
+        float_share=float(front.ranges is None) if float_nodes is None else float_nodes.float_share,
         loss=loss,
     )
 

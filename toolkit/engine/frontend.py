@@ -24,7 +24,7 @@ from toolkit.partition.best_precision import GpuNodes, best_options, no_gain_nod
 from toolkit.partition.prepare_graph import prepare_graph
 from toolkit.progress import Progress, silent
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
-from toolkit.quantize.int4 import quantize_int4
+from toolkit.quantize.int4.model import quantize_int4
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
 from toolkit.quantize.ranges.data import Source

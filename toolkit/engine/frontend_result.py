@@ -62,7 +62,7 @@ class Frontend:
     @property
     def kept_for_targets(self) -> frozenset[str]:
         """The nodes that the calibration keeps in floating point for its targets."""
-        chosen = self.ranges.kept if self.ranges is not None else None
+        chosen = self.ranges.float_nodes if self.ranges is not None else None
         return frozenset() if chosen is None else chosen.nodes
 
     @property
@@ -84,13 +84,17 @@ class Frontend:
         """Those of them that stay in floating point on any processor."""
         return frozenset(self.floating if self.table is None else self.table.keep_float)
 
-    def kept(self) -> dict[str, str]:
+    def float_reasons(self) -> dict[str, str]:
         """Return the reason for each node in `keep_float`."""
         if self.table is None:
             return {}
         ranges = self.ranges
         budget = ranges.budget if ranges is not None else None
-        reasons = ranges.kept.reasons() if ranges is not None and ranges.kept is not None else {}
+        reasons = (
+            ranges.float_nodes.reasons()
+            if ranges is not None and ranges.float_nodes is not None
+            else {}
+        )
         floating = {**self.no_gain, **self.floating, **reasons}
         return kept_nodes(tuple(sorted(self.keep_float)), floating, budget)
 

@@ -23,7 +23,7 @@ class LayerGain:
 
     `processor`: where it runs. Times are predicted unless boards have measured both. `error_share`:
     of the error of all nodes at the outputs, each alone in INT8, None where that was not measured.
-    `kept`: why it stays in floating point, "" in INT8.
+    `why_float`: why it stays in floating point, "" in INT8.
     """
 
     node: str
@@ -31,7 +31,7 @@ class LayerGain:
     int8_us: float
     half_us: float
     error_share: float | None
-    kept: str
+    why_float: str
 
 
 def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
@@ -47,8 +47,15 @@ def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
     runs_on = {row.node: row.processor for row in plan.placements}
     on_gpu = {node for node, processor in runs_on.items() if processor == "gpu"}
     read = int8_on_gpu(graph, GpuNodes(on_gpu, front.keep_float, front.table.tensors))
-    kept = {**dict.fromkeys(on_gpu - read, "no operand of it is read in INT8"), **front.kept()}
-    search = None if front.ranges is None or front.ranges.kept is None else front.ranges.kept.search
+    reasons = {
+        **dict.fromkeys(on_gpu - read, "no operand of it is read in INT8"),
+        **front.float_reasons(),
+    }
+    search = (
+        None
+        if front.ranges is None or front.ranges.float_nodes is None
+        else front.ranges.float_nodes.search
+    )
     costs = {} if search is None else {row.node: row.cost for row in search.costs}
     total = sum(costs.values())
     gains = []
@@ -59,7 +66,7 @@ def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
         int8_us, half_us = (
             costs.node(name, processor).time_us for costs in (costs_in.int8, costs_in.half)
         )
-        gains.append(LayerGain(name, processor, int8_us, half_us, share, kept.get(name, "")))
+        gains.append(LayerGain(name, processor, int8_us, half_us, share, reasons.get(name, "")))
     return tuple(gains)
 
 

@@ -154,10 +154,10 @@ def score_measurements(metric: str, budget: BudgetResult) -> Iterator[Measuremen
         yield Measurement(name=TASK_SCORE_DROP, value=drop, how=f"FP32 less INT8: {how}")
 
 
-def _is_worse(loss: OutputLoss, other: OutputLoss) -> bool:
+def _is_worse(loss: OutputLoss, so_far: OutputLoss) -> bool:
     if loss.metric.larger_is_better:
-        return loss.value < other.value
-    return loss.value > other.value
+        return loss.value < so_far.value
+    return loss.value > so_far.value
 
 
 def _rounded(value: float) -> float:

@@ -224,7 +224,7 @@ class Stream:
         """Enqueue a copy of `size` bytes on the GPU."""
         self._call("cuMemcpyDtoDAsync_v2", target, source, size, self.handle)
 
-    def other(self, handle: int) -> "Stream":
+    def borrowed(self, handle: int) -> "Stream":
         """Return a stream of the same context that somebody else created and destroys."""
         return Stream(self._context, c_void_p(handle))
 

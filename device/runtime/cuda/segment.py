@@ -92,7 +92,7 @@ class LoadedSegment:
         self._tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
         self._borders = self._take_borders(places, mapped)
         self._elsewhere = [place for place in places if place.tensor in mapped]
-        self.kept: frozenset[str] = frozenset()  # outputs that are not copied to the host
+        self.device_outputs: frozenset[str] = frozenset()  # outputs that are not copied to the host
         self.sources: dict[str, int] = {}  # addresses on the GPU that inputs are copied from
         self.stream = self.context.stream()
         self._launcher = Launcher(implementation, self._program)
@@ -136,7 +136,7 @@ class LoadedSegment:
         """Enqueue the copies of the outputs to the host, but of those that stay on the GPU."""
         for name, array in run.outputs.items():
             border = self._borders[name]
-            if name not in self.kept and not border.mapped:
+            if name not in self.device_outputs and not border.mapped:
                 self.stream.download(border.host[: array.nbytes], border.address)
 
     def launch_all(self, run: SegmentRun, stream: Stream | None = None) -> None:

@@ -177,7 +177,7 @@ class CudaExecutor(Executor):
         results: dict[str, Array] = {}
         for name, target in outputs.items():
             output = captured.run.outputs[name]
-            if name in self._gpu.kept:
+            if name in self._gpu.device_outputs:
                 results[name] = output
                 continue
             if target is not None and target.shape != output.shape:
@@ -198,7 +198,7 @@ class CudaExecutor(Executor):
     def stay_on_gpu(self, outputs: frozenset[str], sources: Mapping[str, int]) -> None:
         """Capture the launches again, with other copies; see `Executor.stay_on_gpu`."""
         self._check_open()
-        self._gpu.kept, self._gpu.sources = outputs, dict(sources)
+        self._gpu.device_outputs, self._gpu.sources = outputs, dict(sources)
         try:
             self._gpu.context.activate()
             for captured in self._captured.values():

@@ -74,10 +74,12 @@ class Expected:
             axes += (1,) * (len(shape) - len(axes))
         if info.dtype not in self.dtypes or len(shape) != len(axes):
             return False
-        settled = dict(sizes)
-        if not all(_fits_axis(axis, dim, settled) for axis, dim in zip(axes, shape, strict=True)):
+        known_sizes = dict(sizes)
+        if not all(
+            _fits_axis(axis, dim, known_sizes) for axis, dim in zip(axes, shape, strict=True)
+        ):
             return False
-        sizes.update(settled)
+        sizes.update(known_sizes)
         return True
 
 

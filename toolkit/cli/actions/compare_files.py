@@ -145,15 +145,15 @@ def _bisect(
     progress: Progress,
 ) -> Finding:
     a, b = sides
-    model, other = (a, b) if isinstance(a, ModelSide) else (b, a)
+    model, second = (a, b) if isinstance(a, ModelSide) else (b, a)
     if not isinstance(model, ModelSide):
         raise CompareError("--bisect cuts a model, but neither A nor B is one; give the ONNX model")
     tolerances = tolerances_of(options.tolerances)
     bisections = []
     for number, sample in enumerate(samples):
         feeds = {id(a): sample, id(b): feeds_for(b, sample)[0]}
-        numbered = (number, feeds[id(model)], feeds[id(other)])
-        bisections.append(Bisection(model, other, numbered, tolerances, progress))
+        numbered = (number, feeds[id(model)], feeds[id(second)])
+        bisections.append(Bisection(model, second, numbered, tolerances, progress))
     outputs_of: dict[int, list[str]] = {}
     for row in _differing(compared, model):
         outputs_of.setdefault(_sample_of(row, bisections), []).append(row.tensor)
@@ -162,7 +162,7 @@ def _bisect(
         for number, outputs in outputs_of.items()
     ]
     _, culprit = min(first_differences, key=lambda pair: pair[0].place(pair[1]))
-    return _write(culprit, model, other, options.out or Path(BISECT_FOLDER), tolerances)
+    return _write(culprit, model, second, options.out or Path(BISECT_FOLDER), tolerances)
 
 
 def _differing(compared: Compared, model: ModelSide) -> list[Row]:
@@ -190,7 +190,7 @@ def _sample_of(row: Row, bisections: list[Bisection]) -> int:
 
 
 def _write(
-    culprit: Culprit, model: ModelSide, other: Side, folder: Path, tolerances: Tolerances
+    culprit: Culprit, model: ModelSide, second: Side, folder: Path, tolerances: Tolerances
 ) -> Finding:
     """Write the part, its inputs and what the other side gives, and the commands that use them."""
     try:
@@ -213,11 +213,11 @@ def _write(
         commands.append(f"tandem compare {_words(part, other_path)} {feed}")
     else:
         commands.append(f"tandem compare {_words(part, expected)} {feed}")
-    if isinstance(other, EngineSide) and other.precision != "int8":
-        manifest, engine = other.runner.manifest, folder / "node.engine"
+    if isinstance(second, EngineSide) and second.precision != "int8":
+        manifest, engine = second.runner.manifest, folder / "node.engine"
         commands += [
             f"tandem build {_words(part)} --profile {manifest.profile} "
-            f"--precision {other.precision} -o {_words(engine)}",
+            f"--precision {second.precision} -o {_words(engine)}",
             f"tandem compare {_words(part, engine)} {feed}",
         ]
     return Finding(culprit, tuple(files), tuple(commands))

@@ -58,16 +58,16 @@ class Bisection:
     def __init__(
         self,
         model: ModelSide,
-        other: Side,
+        second: Side,
         sample: tuple[int, Arrays, Arrays],
         tolerances: Tolerances,
         progress: Progress = silent,
     ) -> None:
         """`sample`: its number, and the feeds of both sides."""
-        self._model, self._other = model, other
+        self._model, self._other = model, second
         self._number, self._feeds, self._other_feeds = sample
         self._tolerances, self._progress = tolerances, progress
-        self._precision = lower(model.precision, other.precision)
+        self._precision = lower(model.precision, second.precision)
         self._graph = model.file.model.graph
         self._producers = {
             str(value.name): node for node in self._graph for value in node.outputs if value.name
@@ -248,7 +248,7 @@ class Bisection:
         return cut_model(typed, borders, [name])
 
     def _alone(
-        self, part: ir.Model, other: ir.Model, feeds: Mapping[str, Array], name: str
+        self, first: ir.Model, second: ir.Model, feeds: Mapping[str, Array], name: str
     ) -> Tally:
         from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 
@@ -256,6 +256,6 @@ class Bisection:
             OnnxRunner(model, title).run(
                 {str(v.name): feeds[str(v.name)] for v in model.graph.inputs}
             )
-            for model, title in ((part, "the part of A"), (other, "the part of B"))
+            for model, title in ((first, "the part of A"), (second, "the part of B"))
         ]
         return self._tally(name, results[0][name], results[1][name])

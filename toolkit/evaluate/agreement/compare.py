@@ -297,8 +297,8 @@ def _alone(a: Side, b: Side, from_a: Arrays, from_b: Arrays) -> Iterator[tuple[s
             yield from ((side.title, name, own[name]) for name in own if name not in others)
 
 
-def _arrow(one: str, other: str) -> str:
-    return f"{one} -> {other}"
+def _arrow(before: str, after: str) -> str:
+    return f"{before} -> {after}"
 
 
 def _common(nodes: Mapping[str, object], a: Arrays, b: Arrays) -> list[str]:

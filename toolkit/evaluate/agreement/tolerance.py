@@ -78,9 +78,9 @@ class Tolerances:
                 )
 
 
-def lower(one: Precision, other: Precision) -> Precision:
+def lower(a: Precision, b: Precision) -> Precision:
     """Return the lower of two precisions."""
-    return max(one, other, key=_ORDER.index)
+    return max(a, b, key=_ORDER.index)
 
 
 def _stated(values: Mapping[str, float], name: str) -> float | None:

@@ -249,7 +249,9 @@ def _ask(place: BoardAddress) -> FoundBoard:
     """Ask the board at a place what it is; a place with a wrong address is one that fails."""
     scheme = place.address.partition(":")[0]
     if scheme not in TRANSPORTS:
-        return FoundBoard(place.address, place.name, error=f"{scheme}:// is no way of this Tandem")
+        return FoundBoard(
+            place.address, place.name, error=f"{scheme}:// is no transport of this Tandem"
+        )
     import click
 
     try:

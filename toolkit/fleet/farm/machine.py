@@ -165,7 +165,7 @@ def _lacks(farm: Farm, state: State, name: str) -> int:
     if len(failures) >= MAX_FAILURES:
         return 0
     running = sum(job.task == name for job in state.running.values())
-    lacking = state.judged.wanted.get(name, farm.rules.repeats) - running
+    lacking = state.judged.lacking.get(name, farm.rules.repeats) - running
     if any(state.boards[board].out == reason for board, reason in failures.items()):
         lacking = min(lacking, MAX_FAILURES - len(failures) - running)
     return max(0, lacking)

@@ -155,7 +155,7 @@ class Run:
     @property
     def _done(self) -> int:
         judged = self._state.judged
-        return sum(not boards for boards in judged.wanted.values())
+        return sum(not boards for boards in judged.lacking.values())
 
     def _await_link(self, events: "queue.Queue[LinkEvent]") -> None:
         reason = f"no answer within {CONNECT_S:g} s"

@@ -128,7 +128,7 @@ class Judged:
     which factor."""
 
     agreed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    wanted: Mapping[str, int] = field(default_factory=dict)
+    lacking: Mapping[str, int] = field(default_factory=dict)
     liars: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -159,7 +159,9 @@ class RegistryClient:
                 "TANDEM_REGISTRY_PASSWORD"
             )
         if status == 404:
-            raise RegistryError(f"{what.host} has no {what.name} {what.asked} (status 404{note})")
+            raise RegistryError(
+                f"{what.host} has no {what.name} {what.digest_or_tag} (status 404{note})"
+            )
         place = urlsplit(url).path
         raise RegistryError(f"{what.host} answered {method} {place} with status {status}{note}")
 

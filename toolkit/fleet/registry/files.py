@@ -44,7 +44,7 @@ def files_in(client: RegistryClient) -> dict[str, Descriptor]:
     Raises RegistryError: it is something else.
     """
     reference = client.reference
-    url, headers = client.url(f"manifests/{reference.asked}"), {"Accept": MANIFEST_TYPE}
+    url, headers = client.url(f"manifests/{reference.digest_or_tag}"), {"Accept": MANIFEST_TYPE}
     answer = again(lambda: client.ask("GET", url, expect=(200, 404), headers=headers))
     if answer.status == 404:
         return {}

@@ -24,7 +24,7 @@ class Reference:
     digest: str = ""
 
     @property
-    def asked(self) -> str:
+    def digest_or_tag(self) -> str:
         """What is asked for: the digest, which no one can move, before the tag."""
         return self.digest or self.tag
 

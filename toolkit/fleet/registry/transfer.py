@@ -95,7 +95,7 @@ def push(client: RegistryClient, bundle: Path, report: Progress) -> Pushed:
 def resolve(client: RegistryClient) -> Resolved:
     """Ask once what the reference leads to. Raises RegistryError."""
     reference = client.reference
-    url = client.url(f"manifests/{reference.asked}")
+    url = client.url(f"manifests/{reference.digest_or_tag}")
     headers = {"Accept": MANIFEST_TYPE}
     answer = again(lambda: client.ask("GET", url, expect=(200,), headers=headers))
     digest = digest_of(answer.body)

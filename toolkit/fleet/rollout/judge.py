@@ -11,7 +11,7 @@ LISTED = 5  # devices that a sentence names
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class Undecided:
     """The group is not through. `missing`: figures that live devices have not measured."""
 
     missing: str = ""
@@ -29,7 +29,7 @@ class Fails:
     reason: str
 
 
-Verdict = Waits | Passes | Fails
+Verdict = Undecided | Passes | Fails
 
 
 def judge_group(
@@ -47,7 +47,7 @@ def judge_group(
     # Not ceil(0.07 * 100), which is 8.
     need = math.ceil(round(spec.success * size, 9))
     if group.open and (last or live < need):
-        return Waits()
+        return Undecided()
     if group.accepted:
         return Passes()
     if live < need:
@@ -74,7 +74,7 @@ def _judge_gates(
         return Fails(f"the group {group.name} does not pass its gates: {'; '.join(broken)}")
     if missing := {result.gate.name: result.missing for result in results if result.missing}:
         rows = [f"{name} of {listed(names)}" for name, names in missing.items()]
-        return Waits(f"the group {group.name} has not measured {'; '.join(rows)}")
+        return Undecided(f"the group {group.name} has not measured {'; '.join(rows)}")
     return Passes()
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from device.protocol.documents import Measured
 from toolkit.fleet.rollout import values as v
-from toolkit.fleet.rollout.judge import Fails, Passes, Waits, judge_group, too_many_failures
+from toolkit.fleet.rollout.judge import Fails, Passes, Undecided, judge_group, too_many_failures
 from toolkit.fleet.rollout.policy import longest_wait_s
 from toolkit.fleet.rollout.waits import utc_minute
 
@@ -444,7 +444,7 @@ def _judge(draft: _Draft, at_s: float) -> None:
         verdict = judge_group(spec, group, draft.devices, number, last=last)
         if not isinstance(verdict, Passes) and (group.passed_s is not None or group.soaked_s):
             draft.groups[number] = replace(draft.groups[number], passed_s=None, soaked_s=0.0)
-        if isinstance(verdict, Waits):
+        if isinstance(verdict, Undecided):
             _wait(draft, number, verdict, at_s)
             return
         if isinstance(verdict, Fails):
@@ -486,7 +486,7 @@ def _interrupt_soak(draft: _Draft, at_s: float) -> None:
             draft.groups[number] = replace(group, passed_s=None, soaked_s=soaked_s)
 
 
-def _wait(draft: _Draft, number: int, verdict: Waits, at_s: float) -> None:
+def _wait(draft: _Draft, number: int, verdict: Undecided, at_s: float) -> None:
     """Note what a group waits for; figures that do not come are waited for no longer than answers
     are."""
     if draft.state.reason != verdict.missing:

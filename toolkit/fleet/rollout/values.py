@@ -38,7 +38,7 @@ Status = Literal[
     "aborted",
     "rolled_back",
 ]
-Order = Literal["pause", "resume", "approve", "abort", "rollback"]
+RolloutAction = Literal["pause", "resume", "approve", "abort", "rollback"]
 OnFailure = Literal["pause", "rollback"]
 Cause = Literal["", "operator", "failures", "group"]  # why a rollout stands still
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -170,7 +170,7 @@ class Decommissioned(_Event, frozen=True, kw_only=True, tag="decommissioned"):
 class Ordered(_Event, frozen=True, kw_only=True, tag="ordered"):
     """An order of the operator. One that does not fit the status changes nothing."""
 
-    order: Order
+    order: RolloutAction
     by: str = ""
 
 

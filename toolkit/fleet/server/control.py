@@ -118,13 +118,15 @@ class Control:
             return []
         with self.write():
             at_s = self._database.now_s()  # no earlier than what another server has kept
-            gone = set(self.decommissioned)
+            departed = set(self.decommissioned)
             this = self._follow()
             self._take_orders(this)
             # What a device said before it left does not bring it back.
-            gone = self.decommissioned - gone
+            departed = self.decommissioned - departed
             changed = {
-                name: row for name, row in changed.items() if name not in gone and self.owns(name)
+                name: row
+                for name, row in changed.items()
+                if name not in departed and self.owns(name)
             }
             silent = {device for device in silent if self.owns(device)}
             if reconnected and not is_heard(self._database):
@@ -374,13 +376,13 @@ class Control:
             runs = {name: sha256 if sha256 in self._releases else "" for name, sha256 in
                 self._database.rows("SELECT id, running FROM devices")}  # fmt: skip
             runs |= {name: self._previous(row) for name, row in changed.items()}
-            other = {
+            changed_runs = {
                 name: runs[name]
                 for name, row in own.items()
                 if name in runs and runs[name] != row.previous
             }
-            if other and self._specs[number].agent is None:  # an agent knows the one before
-                self._note(this, number, [v.Begun(at_s=at_s, previous=other)])
+            if changed_runs and self._specs[number].agent is None:  # an agent knows the one before
+                self._note(this, number, [v.Begun(at_s=at_s, previous=changed_runs)])
             self._take_over(this, number, own, at_s)
 
     def _tick(self, this: _Round, at_s: float) -> None:

@@ -123,14 +123,14 @@ class CopyGuard:
             return
         claim = self._believed(claim)
         heard_s = now_s - self._silent_s.pop(message.topic, 0.0)
-        other = self._others.setdefault(message.topic, _Other(claim, heard_s))
-        other.claim = claim
+        rival = self._others.setdefault(message.topic, _Other(claim, heard_s))
+        rival.claim = claim
         if message.retained:
             return
-        is_live = other.live_s is not None and now_s - other.live_s >= LIVE_S
+        is_live = rival.live_s is not None and now_s - rival.live_s >= LIVE_S
         if is_live and is_on_this_store is not None:
             self._judge(claim)
-        other.heard_s, other.live_s = now_s, now_s if other.live_s is None else other.live_s
+        rival.heard_s, rival.live_s = now_s, now_s if rival.live_s is None else rival.live_s
 
     def advance(self, now_s: float) -> list[tuple[str, bytes]]:
         """Return what is to be published now, retained: the own claim, and an empty message in the
@@ -183,14 +183,14 @@ class CopyGuard:
         del self._lease_ends[holder]
         return True
 
-    def _judge(self, other: Claim) -> None:
-        place = f"{other.host} with the folder {other.folder}"
-        if self._claim.rank < other.rank:
-            if other.holder not in self._warned:
-                self._warned.add(other.holder)
+    def _judge(self, rival: Claim) -> None:
+        place = f"{rival.host} with the folder {rival.folder}"
+        if self._claim.rank < rival.rank:
+            if rival.holder not in self._warned:
+                self._warned.add(rival.holder)
                 LOG.warning("a server on a copy of this fleet has to stop: on %s", place)
             return
-        if other.replaces:
+        if rival.replaces:
             raise RolloutError(
                 f"the server on {place} takes this fleet over, from another store: this one stops"
             )

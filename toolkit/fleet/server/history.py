@@ -69,8 +69,8 @@ def _document_text(body: str) -> str:
 def _about(event: v.Silent | v.Superseded | v.Decommissioned) -> str:
     if isinstance(event, v.Superseded):
         return f"is taken over by rollout {event.by}"
-    left = isinstance(event, v.Decommissioned)
-    return "left the fleet" if left else "is not heard any more"
+    is_out = isinstance(event, v.Decommissioned)
+    return "left the fleet" if is_out else "is not heard any more"
 
 
 def _event_text(event: v.Event) -> str:

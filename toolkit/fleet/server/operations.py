@@ -162,7 +162,7 @@ def start_rollout(
         return rollouts.create_rollout(database, spec, started, bundle.resolve(), who)
 
 
-def order(database: Database, number: int, word: v.Order, who: str) -> None:
+def order(database: Database, number: int, word: v.RolloutAction, who: str) -> None:
     """Give an order to a rollout; RolloutError if it means nothing in its status."""
     spec = get_spec(database, number)
     with database.write():
@@ -178,7 +178,9 @@ def order(database: Database, number: int, word: v.Order, who: str) -> None:
 
 
 def _refusal(number: int, status: v.Status, word: str) -> str:
-    possible = ", ".join(row for row in get_args(v.Order) if accepts(status, row)) or "nothing"
+    possible = (
+        ", ".join(row for row in get_args(v.RolloutAction) if accepts(status, row)) or "nothing"
+    )
     return (
         f"rollout {number} is {STATUS_WORDS[status]}: {word} means nothing to it now; it takes "
         f"{possible}"

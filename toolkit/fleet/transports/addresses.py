@@ -128,7 +128,7 @@ def parse_address(text: str, devices: Sequence[str] = ()) -> Address:
         raise click.UsageError(f"{text}: {error}") from error
     if url.scheme not in TRANSPORTS:
         names = ", ".join(f"{name}://" for name in TRANSPORTS)
-        raise click.UsageError(f"{text} is no way to a board: it begins with one of {names}")
+        raise click.UsageError(f"{text} is no address of a board: it begins with one of {names}")
     pairs = parse_qsl(url.query, keep_blank_values=True)
     options = {_RENAMED.get(name, name): value for name, value in pairs}
     for name in sorted(set(options) - TRANSPORTS[url.scheme][1]):

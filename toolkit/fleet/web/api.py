@@ -152,7 +152,7 @@ class StartedRollout(_Body, frozen=True, kw_only=True):
 class OrderRequest(_Body, frozen=True, kw_only=True):
     """An order to a rollout."""
 
-    order: v.Order
+    order: v.RolloutAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,4 +411,4 @@ def _content(type_: object) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-assert set(get_args(v.Order)) == {"pause", "resume", "approve", "abort", "rollback"}
+assert set(get_args(v.RolloutAction)) == {"pause", "resume", "approve", "abort", "rollback"}

@@ -60,14 +60,14 @@ def who(account: Account) -> str:
 def give_order(database: Database, _fleet: Fleet, account: Account, fields: Fields) -> str:
     """Give an order to a rollout."""
     word, _, number = fields.get("order", "").partition(":")
-    known: Mapping[str, v.Order] = {order: order for order in BUTTONS}
+    known: Mapping[str, v.RolloutAction] = {order: order for order in BUTTONS}
     if word not in known or not _NUMBER.match(number):
         raise RolloutError(f"{fields.get('order', '')[:64]!r} is no order to a rollout")
     order_rollout(database, account, int(number), known[word])
     return with_notice(own_path(fields.get("back", "/")), word)
 
 
-def order_rollout(database: Database, account: Account, number: int, word: v.Order) -> None:
+def order_rollout(database: Database, account: Account, number: int, word: v.RolloutAction) -> None:
     """Give an order to a rollout, if the account may. Raises RolloutError, RefusedError."""
     check_role(account, BUTTONS[word][1])
     get_spec(database, number)

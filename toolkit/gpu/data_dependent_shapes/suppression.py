@@ -196,8 +196,8 @@ class _Suppression:
                 if value not in branch.outputs:
                     continue
                 at = list(branch.outputs).index(value)
-                (other,) = (one.outputs[at].const_value for one in branches if one is not branch)
-                if other is None or other.size or len(node.outputs) != 1:
+                (empty,) = (one.outputs[at].const_value for one in branches if one is not branch)
+                if empty is None or empty.size or len(node.outputs) != 1:
                     raise _Unfit
                 counted = self._rows(_counted(_value(node, 0)))
                 is_then = branch is node.attributes["then_branch"].as_graph()

@@ -228,9 +228,9 @@ def attention(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> M
 
 def _scores_first(graph: UseDefGraph, add: Operation) -> tuple[str, str]:
     """Return the summand that products lead to, and the other."""
-    for summand, other in (add.inputs, add.inputs[::-1]):
+    for summand, mask in (add.inputs, add.inputs[::-1]):
         if graph.sole_producer(_unscaled(graph, summand)[0], "MatMul") is not None:
-            return summand, other
+            return summand, mask
     return "", ""
 
 
@@ -286,7 +286,7 @@ def _choose_regions(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
 
     The mask is a number for each region: only those that are chosen cost time.
     """
-    mask, sampled, other = op.inputs
+    mask, sampled, rest = op.inputs
     align = graph.sole_producer(sampled, "RoiAlign")
     shape = graph.network.shapes[op.outputs[0]]
     by_region = (shape[0], *(1 for _ in shape[1:]))
@@ -295,7 +295,7 @@ def _choose_regions(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
     if sampled in graph.network.scales or graph.network.shapes[sampled] != shape:
         return None
     return rewriter.replaced_by(
-        op, "RoiAlign", (*align.inputs, mask, other), align.attributes, also=(align,)
+        op, "RoiAlign", (*align.inputs, mask, rest), align.attributes, also=(align,)
     )
 
 

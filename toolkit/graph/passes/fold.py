@@ -96,7 +96,7 @@ def fold_constants(model: ir.Model) -> str:
     before = remaining = _count(model)
     seconds = CpuBudget("folding its constants", MAX_SECONDS)
     budget = _FoldingBudget(min(MAX_FOLDED_BYTES, max_memory_bytes() // 4), seconds)
-    settled: list[str] = []
+    shape_changes: list[str] = []
     while True:
         _fold_once(model, budget)
         seconds.check()
@@ -105,10 +105,10 @@ def fold_constants(model: ir.Model) -> str:
             changes = settle_shapes(model, seconds)
             if not changes:
                 break
-            settled += changes
+            shape_changes += changes
         remaining = count
     folded = [f"folded {before - remaining} nodes"] if remaining < before else []
-    return "; ".join(folded + settled)
+    return "; ".join(folded + shape_changes)
 
 
 def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:

@@ -91,21 +91,21 @@ def keep_what_pays(
 
 
 def share_gained(
-    problem: Problem, aim: Objective, placement: Placement, other: Placement
+    problem: Problem, aim: Objective, placement: Placement, baseline: Placement
 ) -> float | None:
     """Return the share of the objective that a placement saves, None if one breaks a limit.
 
     A throughput without rates is that of frames in flight, as the plan shows it: with contention
     it is less than the busiest processor allows.
     """
-    value, without = _value(problem, aim, placement), _value(problem, aim, other)
+    value, without = _value(problem, aim, placement), _value(problem, aim, baseline)
     if value is None or without is None or without <= 0:
         return None
     gain = 1 - value / without
     if aim == "utilisation" and len(problem.networks) == 1 and problem.networks[0].rate_hz is None:
         network = problem.networks[0]
         rate, slower = (
-            full_rate(problem, network, p).frames_per_second for p in (placement, other)
+            full_rate(problem, network, p).frames_per_second for p in (placement, baseline)
         )
         gain = min(gain, 1 - slower / rate) if rate > 0 else gain
     return gain

@@ -32,7 +32,7 @@ def trtexec_lines(plan: Plan) -> list[str]:
     options = [*_types(plan, version)]
     notes, row = [], plan.figures[0]
     if on_gpu and not has_flag(version, "--layerDeviceTypes"):
-        row = min(plan.figures[1:3], key=lambda other: _distance(plan, other))
+        row = min(plan.figures[1:3], key=lambda figures: _distance(plan, figures))
         takes = "nothing to the DLA" if row.name == GPU_ONLY else "the DLA all that this takes"
         notes.append(
             f"trtexec of TensorRT {plan.tensorrt} cannot place single layers "

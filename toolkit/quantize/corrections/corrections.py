@@ -49,7 +49,7 @@ class CorrectionOutcome:
 
     name: str
     requested: Switch
-    kept: bool
+    applied: bool
     changed: int = 0
     effects: Mapping[str, Effect] = field(default_factory=dict)
     reason: str = ""

@@ -4,7 +4,7 @@ from typing import Any
 
 from toolkit.quantize.loss.judge import loss_text
 from toolkit.quantize.ranges.measure import Ranges
-from toolkit.quantize.trials.keep import AIM, Kept
+from toolkit.quantize.trials.keep import AIM, FloatNodes
 
 SHOWN = 12  # nodes; the JSON holds all
 LARGER = 0.75  # the share that is proposed where less was allowed
@@ -12,7 +12,7 @@ LARGER = 0.75  # the share that is proposed where less was allowed
 
 def kept_lines(ranges: Ranges) -> list[str]:
     """Return the nodes, why they are kept, and what that brings."""
-    chosen = ranges.kept
+    chosen = ranges.float_nodes
     if chosen is None:
         return []
     if not chosen.nodes:
@@ -50,7 +50,7 @@ def kept_lines(ranges: Ranges) -> list[str]:
 
 def kept_builtins(ranges: Ranges) -> dict[str, Any] | None:
     """Return the nodes and their figures for programs."""
-    chosen = ranges.kept
+    chosen = ranges.float_nodes
     if chosen is None:
         return None
     return {
@@ -72,7 +72,7 @@ def kept_builtins(ranges: Ranges) -> dict[str, Any] | None:
     }
 
 
-def _basis(chosen: Kept) -> str:
+def _basis(chosen: FloatNodes) -> str:
     count = f"{chosen.samples} sample{'' if chosen.samples == 1 else 's'}"
     if chosen.apart:
         return f"chosen on {count} that do not judge"

@@ -58,7 +58,7 @@ from toolkit.quantize.ranges.steps import (
     refuse_resume,
     refuse_unknown,
 )
-from toolkit.quantize.trials.keep import Kept
+from toolkit.quantize.trials.keep import FloatNodes
 
 __all__ = [
     "AUTO",
@@ -102,7 +102,7 @@ class Ranges:
     `judgement`: what the outputs lose, on the samples and FP32 outputs (by part) of `judges`.
     `candidates`: method -> tensor -> amax.
     `preprocessing`: image -> input; None: not known, as the samples are arrays. `remarks`: what
-    about the inputs looks wrong. `kept`: nodes that stay in floating point for the targets.
+    about the inputs looks wrong. `float_nodes`: nodes that stay in floating point for the targets.
     `dead`, `constant`: tensors that were zero, or one value, in all samples; `dead_channels`:
     zero channels of other tensors in `channel_samples` samples, all unless observation was resumed.
     """
@@ -125,7 +125,7 @@ class Ranges:
     corrections: tuple[CorrectionOutcome, ...] = ()
     auto: AutoResult | None = None
     budget: BudgetResult | None = None
-    kept: Kept | None = None
+    float_nodes: FloatNodes | None = None
 
     @property
     def model(self) -> ir.Model:
@@ -201,7 +201,7 @@ def measure_ranges(
         corrections=chosen.corrections,
         auto=fitted.auto,
         budget=chosen.budget,
-        kept=chosen.kept,
+        float_nodes=chosen.float_nodes,
     )
 
 

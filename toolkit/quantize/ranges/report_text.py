@@ -161,8 +161,8 @@ def correction_text(outcome: CorrectionOutcome) -> str:
     if worst is None:
         return f"{outcome.name}: left out: {outcome.reason}"
     figures = f"{worst.before:.1f} -> {worst.after:.1f} dB at the worst output"
-    verdict = "kept" if outcome.kept else "left out"
-    if outcome.kept and not worst.helps():
+    verdict = "kept" if outcome.applied else "left out"
+    if outcome.applied and not worst.helps():
         verdict = "kept as asked, though it brings nothing"
     because = f"; {outcome.reason}" if outcome.reason else ""
     changes = f"{outcome.changed} {_CHANGES[outcome.name]}"
@@ -221,7 +221,7 @@ def _correction_builtins(outcome: CorrectionOutcome) -> dict[str, Any]:
     return {
         "name": outcome.name,
         "asked": outcome.requested,
-        "kept": outcome.kept,
+        "kept": outcome.applied,
         "changed": outcome.changed,
         "reason": outcome.reason,
         "sqnr_db": effects_builtins(outcome.effects),

@@ -67,7 +67,7 @@ from toolkit.quantize.ranges.shards import (
 from toolkit.quantize.ranges.split import MAX_VALIDATION, MIN_SAMPLES, Split
 from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_budget
 from toolkit.quantize.trials.effort import affordable_samples
-from toolkit.quantize.trials.keep import Kept, keep_best
+from toolkit.quantize.trials.keep import FloatNodes, keep_best
 
 WORSE = "minmax without it loses less at the outputs"
 FURTHER = "the outputs would be further from their targets"
@@ -166,7 +166,7 @@ class Chosen:
     rounded: Mapping[str, str]
     corrections: tuple[CorrectionOutcome, ...]
     budget: BudgetResult | None
-    kept: Kept | None
+    float_nodes: FloatNodes | None
 
 
 def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
@@ -204,11 +204,13 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
         )
         if not loses_no_more(*spent):
             fitted, final, factors, rounded = widest, widest_final, _NO_ROWS, {}
-            corrections = tuple(replace(report, kept=False, reason=WORSE) for report in corrections)
+            corrections = tuple(
+                replace(report, applied=False, reason=WORSE) for report in corrections
+            )
     return Chosen(fitted, final, factors, rounded, corrections, budget, for_targets)
 
 
-def _further(fitted: Fit, before: FinalFit, for_targets: Kept | None, after: FinalFit) -> str:
+def _further(fitted: Fit, before: FinalFit, for_targets: FloatNodes | None, after: FinalFit) -> str:
     """Return why corrected biases may not be used beside `kept` nodes, "" if they may."""
     if for_targets is None:
         return ""

@@ -38,7 +38,7 @@ fewer samples for each node, and if there is not a run for each, neighbours are 
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FloatNodes:
     """The nodes that stay in floating point, and why.
 
     `before`: the judgement with all nodes in INT8. `samples`: how many chose the nodes; `apart`:
@@ -86,7 +86,7 @@ def keep_best(
     always_float: frozenset[str],
     most_float: float,
     on_progress: Callable[[int, int], None],
-) -> Kept | None:
+) -> FloatNodes | None:
     """Find the nodes to keep; None if no output misses its target, or nothing is INT8.
 
     Raises CalibrationError: `most_float` is no share.
@@ -116,7 +116,7 @@ def keep_best(
         on_progress=on_progress,
     )
     before = noise.judged(ranges, always_float, fitted.judges)
-    return Kept(search, before, choosers.size, apart, most_float)
+    return FloatNodes(search, before, choosers.size, apart, most_float)
 
 
 def _choosers(

@@ -29,8 +29,8 @@ from toolkit.fleet.server.rollout_request import RolloutRequest, spec_of
 from toolkit.fleet.server.views import RolloutView, rollout_views
 from toolkit.fleet.trust.publish import admit
 
-# Order -> what is said of the rollout.
-DONE: Mapping[v.Order, str] = {
+# RolloutAction -> what is said of the rollout.
+DONE: Mapping[v.RolloutAction, str] = {
     "pause": "is told to pause",
     "resume": "is told to go on",
     "approve": "is approved",
@@ -109,7 +109,7 @@ def status(options: RolloutStatus) -> None:
 
 def give_order(options: RolloutCommand) -> None:
     """Give the order that the command is named after. Raises TandemError."""
-    word = msgspec.convert(click.get_current_context().info_name, v.Order)
+    word = msgspec.convert(click.get_current_context().info_name, v.RolloutAction)
     _order(options.folder, options.number, word)
 
 
@@ -118,7 +118,7 @@ def rollback(options: Rollback) -> None:
     _order(options.folder, options.number, "rollback")
 
 
-def _order(folder: Path, number: int | None, word: v.Order) -> None:
+def _order(folder: Path, number: int | None, word: v.RolloutAction) -> None:
     with open_store(folder) as database:
         number = newest(database) if number is None else number
         order(database, number, word, operator())

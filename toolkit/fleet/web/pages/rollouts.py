@@ -30,8 +30,8 @@ STATUS_KINDS: Mapping[v.Status, str] = {
     "aborted": "bad",
     "rolled_back": "bad",
 }
-# Order -> the text of its button, who may give it, and whether it takes something back.
-BUTTONS: Mapping[v.Order, tuple[str, Role, bool]] = {
+# RolloutAction -> the text of its button, who may give it, and whether it takes something back.
+BUTTONS: Mapping[v.RolloutAction, tuple[str, Role, bool]] = {
     "pause": ("Pause", "operator", False),
     "resume": ("Resume", "operator", False),
     "approve": ("Approve", "approver", False),
