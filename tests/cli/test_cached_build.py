@@ -1,5 +1,6 @@
 """A build that was done before is taken from the cache, and only where nothing has changed."""
 
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -12,11 +13,13 @@ from click.testing import CliRunner
 from model_fixtures import small_convnet
 
 import configs
+from toolkit.cache import KINDS, entries, entry_path, key_of, read_entry, write_entry
 from toolkit.cli.actions import cached_build
 from toolkit.cli.actions.built import Built
 from toolkit.cli.command import parsed
 from toolkit.cli.commands.build import Build as BuildOptions
 from toolkit.cli.main import tandem as command_line
+from toolkit.quantize.ranges import shards
 
 Build = Callable[..., str]
 
@@ -94,18 +97,53 @@ def test_other_options_and_versions_are_built_again(
     assert "was built before" not in build()
 
 
-def test_a_damaged_entry_is_said_and_built_again(
-    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def flip(path: Path, chance: random.Random) -> None:
+    """Change one byte of a file, at random."""
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= chance.randrange(1, 256)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_byte_of_an_entry_is_found_wherever_it_is(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build("-o", "a.engine")
-    entry = next((tmp_path / "cache" / "engines").glob("*/*"))
-    content = bytearray(entry.read_bytes())
-    content[len(content) // 2] ^= 1
-    entry.write_bytes(content)
-    assert "was built before" not in build("-o", "b.engine")
-    assert "is damaged and is made again" in caplog.text
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
+    chance, key = random.Random(kind), key_of(kind)
+    content, path = chance.randbytes(200), entry_path(kind, key)
+    cuts = (lambda data: b"", lambda data: data[:-1], lambda data: data + b"\0")
+    for number in range(120):
+        assert write_entry(kind, key, content)
+        if number < len(cuts):
+            path.write_bytes(cuts[number](path.read_bytes()))
+        else:
+            flip(path, chance)
+        caplog.clear()
+        assert read_entry(kind, key) is None
+        assert f"{path} of the cache is damaged and is made again" in caplog.text
+        assert not path.exists()
+
+
+def test_damaged_shards_and_engines_are_said_and_the_same_engine_is_built_again(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "MIN_SAMPLES", 4)
+    np.save(tmp_path / "d.npy", np.load(tmp_path / "d.npy").repeat(5, axis=0))
+    chance = random.Random(1)
+    words = ("--workers", "1", "--save-table", "t.json", "-o")
+    build(*words, "a.engine")
+    table = (tmp_path / "t.json").read_bytes()
+    damaged = list(entries())
+    assert {entry.kind for entry in damaged} == set(KINDS) - {"kernels"}  # no compiler here
+    for entry in damaged:
+        flip(entry.path, chance)
+    assert "was built before" not in build(*words, "b.engine")
+    read = [entry for entry in damaged if entry.kind != "graphs"]  # these are written anew
+    assert all(f"{entry.path} of the cache is damaged" in caplog.text for entry in read)
     assert (tmp_path / "a.engine").read_bytes() == (tmp_path / "b.engine").read_bytes()
-    assert "was built before" in build()
+    assert (tmp_path / "t.json").read_bytes() == table
+    assert "was built before" in build(*words, "c.engine")
+    assert {entry.path for entry in entries()} == {entry.path for entry in damaged}
 
 
 def test_options_that_contradict_each_other_are_refused_also_if_it_was_built(build: Build) -> None:

@@ -3,8 +3,9 @@ the log."""
 
 import itertools
 import json
+import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from device.protocol.topics import Topics
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.rollout.machine import replay
-from toolkit.fleet.rollout.targets import fulfils, parse_requirements
+from toolkit.fleet.rollout.targets import fulfils, parse_requirements, unfit
 from toolkit.fleet.server import operations
 from toolkit.fleet.server.control import Control
 from toolkit.fleet.server.history import history_of
@@ -70,9 +72,61 @@ def test_a_plan_sees_devices_as_their_documents_are(filled: Database) -> None:
     for ear in (EAR, ListeningPeriod(NOW_S - 10.0, NOW_S), ListeningPeriod(NOW_S, NOW_S)):
         expected = [target for row in all_rows(filled) if (target := row.target(ear))]
         assert queries.load_targets(filled, ear) == [
-            replace(one, facts=msgspec.structs.replace(one.facts, labels={}, bundles=()))
+            msgspec.structs.replace(
+                one, facts=msgspec.structs.replace(one.facts, labels={}, bundles=())
+            )
             for one in expected
         ]
+
+
+def test_a_plan_is_that_of_every_device_judged_by_its_documents(
+    filled: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "load_ear", lambda _store: EAR)
+    chance = random.Random(3)
+    for number in range(80):
+        large = msgspec.structs.replace(release("a").blob, bytes=chance.choice((1, 10**8, 10**11)))
+        spec = spec_of(
+            "a",
+            key=f"k{number}",
+            release=msgspec.structs.replace(release("a"), profile="p1", blob=large),
+            requires=parse_requirements(
+                ",".join(chance.sample(REQUIREMENTS, chance.choice((0, 1, 2))))
+            ),
+            groups=(*chance.sample(("20%", "30%", "@new", "group=canary"), 2), "rest"),
+            queries={"new": parse_requirements(chance.choice(("jetpack>=6", "free_mb>=50")))},
+        )
+        check_plan(filled, spec)
+
+
+def check_plan(filled: Database, spec: v.RolloutSpec) -> None:
+    targets = [target for row in all_rows(filled) if (target := row.target(EAR))]
+    reasons = {one.device: unfit(one, spec.release, spec.requires) for one in targets}
+    fit = [one for one in targets if not reasons[one.device]]
+    if not fit or (message := refusal(lambda: assign(spec.groups, fit, spec.key, spec.queries))):
+        says = message if fit else "fits none of"
+        assert says in refusal(lambda: operations.make_plan(filled, spec))
+        return
+    groups = assign(spec.groups, fit, spec.key, spec.queries)
+    plan = operations.make_plan(filled, spec)
+    assert [group.devices for group in plan.groups] == [
+        tuple(one.device for one in group) for group in groups
+    ]
+    assert {row.device: row.reasons for row in plan.unfit} == {
+        device: texts for device, texts in reasons.items() if texts
+    }
+    members = list(itertools.chain(*groups))
+    assert plan.offline == tuple(one.device for one in members if not one.online)
+    assert plan.unsigned == tuple(one.device for one in members if one.dev)
+
+
+def refusal(plan: Callable[[], object]) -> str:
+    """Return why a plan is refused, empty if it is not."""
+    try:
+        plan()
+    except RolloutError as error:
+        return str(error)
+    return ""
 
 
 def test_a_plan_reads_the_documents_of_full_devices_alone(

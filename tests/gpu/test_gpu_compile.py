@@ -108,7 +108,7 @@ def test_a_board_s_cubins_are_made_here_without_a_gpu(rng: np.random.Generator) 
 @needs_compiler
 @pytest.mark.usefixtures("own_cache")
 def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = light()
     first = compile_case(case)
@@ -127,8 +127,11 @@ def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
         if number % 2:
             write_entry("kernels", entry.key, cached.replace(name, b"\xff" * len(name)))
         else:
-            entry.path.write_bytes(b"damaged")
+            damaged = bytearray(entry.path.read_bytes())
+            damaged[len(damaged) // 2] ^= 1
+            entry.path.write_bytes(damaged)
     assert content(compile_case(case)) == content(first)  # what cannot be read is compiled anew
+    assert "of the cache is damaged and is made again" in caplog.text
     (tmp_path / "file").touch()  # a cache that cannot be written stops no build
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert content(compile_case(case)) == content(first)

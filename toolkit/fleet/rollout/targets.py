@@ -9,7 +9,7 @@ and their labels. The profile of the release and the room for its download are a
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -37,8 +37,7 @@ _VERSION = re.compile(r"\d{1,9}(\.\d{1,9})*")
 _MB = 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, gc=False):
     """A device as a rollout sees it. `labels`: the operator's above the device's own.
 
     `running`: the SHA-256 of its release, empty if it runs none. `agent`: the version of its agent
@@ -47,8 +46,8 @@ class Target:
 
     device: str
     profile: str
-    facts: DeviceFacts = field(default_factory=DeviceFacts)
-    labels: Mapping[str, str] = field(default_factory=dict)
+    facts: DeviceFacts = DeviceFacts()
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     running: str = ""
     online: bool = True
     dev: bool = False
@@ -162,11 +161,30 @@ def unfit(
         reasons.append(f"it is {target.profile}, the release is for {release.profile}")
     if is_full(target, release) and release.blob.sha256 not in target.facts.bundles:
         reasons.append(
-            f"it has {target.facts.free_mb} MB free, the release takes {_need_mb(release)} MB to "
+            f"it has {target.facts.free_mb} MB free, the release takes {need_mb(release)} MB to "
             "install"
         )
     reasons += [reason for row in requirements if (reason := _broken(row, target)) is not None]
     return tuple(reasons)
+
+
+def unfit_by_device(
+    targets: Sequence[Target],
+    release: ReleaseSpec,
+    requirements: Sequence[Requirement],
+    agent: AgentPayload | None = None,
+) -> dict[str, tuple[str, ...]]:
+    """Return `unfit` of each device by its id. Devices that share one value of facts and one of
+    labels are judged once: a large fleet has few kinds of them."""
+    by_kind: dict[tuple[str, int, int, str | None], tuple[str, ...]] = {}
+    by_device: dict[str, tuple[str, ...]] = {}
+    for target in targets:
+        kind = (target.profile, id(target.facts), id(target.labels), target.agent)
+        reasons = by_kind.get(kind)
+        if reasons is None:
+            reasons = by_kind[kind] = unfit(target, release, requirements, agent)
+        by_device[target.device] = reasons
+    return by_device
 
 
 def _unfit_for_agent(target: Target, agent: AgentPayload) -> tuple[str, ...]:
@@ -181,10 +199,11 @@ def _unfit_for_agent(target: Target, agent: AgentPayload) -> tuple[str, ...]:
 
 def is_full(target: Target, release: ReleaseSpec) -> bool:
     """Whether a device has no room for a release, unless it has it already."""
-    return 0 < target.facts.free_mb < _need_mb(release)
+    return 0 < target.facts.free_mb < need_mb(release)
 
 
-def _need_mb(release: ReleaseSpec) -> int:
+def need_mb(release: ReleaseSpec) -> int:
+    """Return the free MB that a device must have for a release."""
     return -(-2 * release.blob.bytes // _MB)  # the download and the unpacked slot
 
 

@@ -3,10 +3,10 @@
 Nothing here needs a server to run: an order waits in the store until one does.
 """
 
+import itertools
 import re
 import secrets
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -21,7 +21,14 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import BundleStatements, check_bundle_gates
 from toolkit.fleet.rollout.groups import assign
 from toolkit.fleet.rollout.machine import accepts, step
-from toolkit.fleet.rollout.targets import Requirement, Target, is_full, parse_requirements, unfit
+from toolkit.fleet.rollout.targets import (
+    Requirement,
+    Target,
+    is_full,
+    need_mb,
+    parse_requirements,
+    unfit_by_device,
+)
 from toolkit.fleet.server.control import DECOMMISSION, LABEL
 from toolkit.fleet.store import log, rollouts
 from toolkit.fleet.store.database import Database
@@ -48,7 +55,7 @@ class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
 
 
-class Unfit(msgspec.Struct, frozen=True, kw_only=True):
+class Unfit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A device that the release does not fit, and why."""
 
     device: str
@@ -92,9 +99,7 @@ def make_plan(database: Database, spec: v.RolloutSpec) -> Plan:
         raise RolloutError(
             "no device of this fleet has reported yet: start `tandem fleet serve` and the agents"
         )
-    reasons = {
-        target.device: unfit(target, spec.release, spec.requires, spec.agent) for target in targets
-    }
+    reasons = unfit_by_device(targets, spec.release, spec.requires, spec.agent)
     fit = [target for target in targets if not reasons[target.device]]
     if not fit:
         example = next(iter(reasons.items()))
@@ -137,11 +142,13 @@ def _targets(database: Database, spec: v.RolloutSpec) -> list[Target]:
     if spec.agent is not None:  # what its boards must have is in their documents alone
         rows = (row.target(ear) for row in stream(database, EVERY, ear))
         return [target for target in rows if target is not None]
-    targets = load_targets(database, ear)
+    asked = itertools.chain(spec.requires, *spec.queries.values())
+    targets = load_targets(database, ear, {row.name for row in asked}, need_mb(release))
     full = [target.device for target in targets if is_full(target, release)]
     having, bundles = having_bundle(database, full, release.blob.sha256), (release.blob.sha256,)
+    replace = msgspec.structs.replace
     return [
-        replace(target, facts=msgspec.structs.replace(target.facts, bundles=bundles))
+        replace(target, facts=replace(target.facts, bundles=bundles))
         if target.device in having
         else target
         for target in targets

@@ -6,7 +6,7 @@ Whether a device is online, late or silent is judged by the database at the time
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ from device.choices import list_choices
 from device.protocol.documents import DeviceFacts
 from toolkit.errors import RolloutError
 from toolkit.fleet.rollout.liveness import LISTENED, LastHeard, ListeningPeriod
-from toolkit.fleet.rollout.targets import LABEL, Requirement, Target, broken_by_text
+from toolkit.fleet.rollout.targets import FACTS, LABEL, Requirement, Target, broken_by_text
 from toolkit.fleet.store.database import Database, Row
 from toolkit.fleet.store.derived import PROBLEMS, label_part, parse_labels
 from toolkit.fleet.store.devices import COLUMNS, TABLES, DeviceRow, device_row
@@ -26,6 +26,7 @@ PAGE = 50
 Presence = Literal["online", "late", "silent", "unknown", "stopped", "lost"]
 PRESENCES: tuple[Presence, ...] = ("online", "late", "silent", "unknown", "stopped", "lost")
 _BATCH = 500  # rows of a statement
+FACT_COLUMNS = ("module", "power_mode", "jetpack", "tensorrt", "dla_cores", "memory_mb")
 # Facts that are numbers, and whether 0 says that nothing is known.
 _NUMBERS: Mapping[str, bool] = {"dla_cores": False, "memory_mb": True, "free_mb": True}
 
@@ -188,33 +189,36 @@ def load_rows(database: Database, ids: Sequence[str]) -> list[DeviceRow]:
     return [device_row(row) for row in rows]
 
 
-def load_targets(database: Database, ear: ListeningPeriod) -> list[Target]:
-    """Return all devices that have reported as a rollout sees them, by their ids. Documents are not
-    read: `facts.bundles` is empty."""
+def load_targets(
+    database: Database, ear: ListeningPeriod, names: Collection[str] = FACTS, room_mb: int = 0
+) -> list[Target]:
+    """Return all devices that have reported as a rollout sees them, by their ids. Devices that
+    agree in facts, or in labels, share one value of them. Documents are not read: `facts.bundles`
+    is empty.
+
+    `names`: the facts that are read, named as in requirements; the others stay empty, but the free
+    space where it is below `room_mb`, in MB.
+    """
+    columns = [name for name in FACT_COLUMNS if name in names]
+    free = f"CASE WHEN free_mb < {room_mb:d} THEN free_mb ELSE 0 END"
     rows = database.rows(
         f"SELECT id, profile, all_labels, running, agent = 'online' AND {presence_sql(ear)}"
-        " <> 'silent', dev, module, power_mode, jetpack, tensorrt, dla_cores, memory_mb, free_mb"
+        f" <> 'silent', dev, {', '.join((*columns, 'free_mb' if 'free_mb' in names else free))}"
         " FROM devices WHERE reported = 1 ORDER BY id"
     )
-    parsed: dict[str, Mapping[str, str]] = {}  # many devices have the same labels
-    return [
-        Target(
-            device=device,
-            profile=profile,
-            facts=DeviceFacts(
-                module=module, power_mode=power_mode, jetpack=jetpack, tensorrt=tensorrt,
-                dla_cores=dla_cores, memory_mb=memory_mb, free_mb=free_mb,
-            ),
-            labels=parsed.get(labels) or parsed.setdefault(labels, parse_labels(labels)),
-            running=running,
-            online=bool(online),
-            dev=bool(dev),
-        )
-        for (
-            device, profile, labels, running, online, dev, module, power_mode, jetpack, tensorrt,
-            dla_cores, memory_mb, free_mb,
-        ) in rows
-    ]  # fmt: skip
+    parsed: dict[str, Mapping[str, str]] = {}
+    shared: dict[Row, DeviceFacts] = {}
+    columns.append("free_mb")
+    targets = []
+    for row in rows:
+        device, profile, text, running, online, dev = row[:6]
+        told = row[6:]
+        if (facts := shared.get(told)) is None:
+            facts = shared[told] = DeviceFacts(**dict(zip(columns, told, strict=True)))
+        if (labels := parsed.get(text)) is None:
+            labels = parsed[text] = parse_labels(text)
+        targets.append(Target(device, profile, facts, labels, running, online == 1, dev == 1))
+    return targets
 
 
 def having_bundle(database: Database, ids: Sequence[str], sha256: str) -> set[str]:
