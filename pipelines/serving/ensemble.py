@@ -1,7 +1,6 @@
 """Ensembles of a Triton repository: steps that pass tensors from model to model."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,13 +77,10 @@ class Ensemble(Model):
             raise ConfigError(f"ensemble {self.name!r}: no step writes its output {missing[0]!r}.")
 
     def check_steps(self) -> None:
-        """Raise ConfigError: a step that is ready has other inputs and outputs than it is mapped
-        to. One that is not ready may become so later."""
+        """Raise ConfigError: a model that is ready lacks the version that a step names, or has
+        other inputs and outputs than it is mapped to. One that is not ready may become so later."""
         datatypes = {name: port.datatype for name, port in self.inputs.items()}
-        models = []
-        for step in self.steps:
-            with contextlib.suppress(Refusal):
-                models.append((step, self._find(step.model, step.version)))
+        models = self._ready_steps()
         for step, model in models:
             where = f"ensemble {self.name!r}: the step {step.model!r}"
             needed = {name for name, port in model.inputs.items() if not port.optional}
@@ -107,6 +103,23 @@ class Ensemble(Model):
                         f"ensemble {self.name!r}: {tensor!r} is {given}, and the step"
                         f" {step.model!r} takes {takes} as {name!r}."
                     )
+
+    def _ready_steps(self) -> list[tuple[Step, Model]]:
+        """Return the steps whose models are ready. Raises ConfigError: one lacks the version."""
+        models = []
+        for step in self.steps:
+            try:
+                self._find(step.model, "")
+            except Refusal:
+                continue
+            try:
+                models.append((step, self._find(step.model, step.version)))
+            except Refusal as refusal:
+                raise ConfigError(
+                    f"ensemble {self.name!r} has version {step.version} of the step"
+                    f" {step.model!r}: {refusal}."
+                ) from refusal
+        return models
 
     def close(self) -> None:
         """There is nothing to close: the models of the steps are the repository's."""
