@@ -168,6 +168,20 @@ def test_a_network_quantized_elsewhere_builds_or_says_what_to_change(
     assert np.linalg.norm(actual - expected) <= case.error * np.linalg.norm(expected)
 
 
+def test_fp8_builds_where_the_gpu_has_it(tmp_path: Path) -> None:
+    path = FILES / "modelopt_fp8_fp32.onnx"
+    options = BuildOptions(kernels=False)
+    with pytest.raises(TandemError, match="from SM 89 on compute; that of orin-nx-16gb has SM 87"):
+        build_engine(path, "orin-nx-16gb", tmp_path / "e", options)
+    result = build_engine(path, "agx-thor", tmp_path / "e", options)
+    assert result.manifest.provenance.precision == "fp16"
+    assert any("1 tensors are FP8" in note for note in result.notes)
+    feeds, expected = in_onnxruntime(path.read_bytes())
+    with open_session(tmp_path / "e") as session:
+        (actual,) = session.infer(feeds).values()
+    assert np.linalg.norm(actual - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
 def _few_bits(proto: onnx.ModelProto) -> None:
     """Brevitas writes fewer bits as a Clip of integers."""
     quantize = next(node for node in proto.graph.node if node.op_type == "QuantizeLinear")

@@ -55,7 +55,7 @@ FORMS = (
 """Corrected: ranges, equalisation and bias correction, each by measured loss."""
 NOT_BUILT: Mapping[str, str] = {
     "BF16": "there are no kernels of BF16",
-    "FP8": "there are no kernels of FP8, and no Orin computes it",
+    "FP8": "it is built of models with Q/DQ of FP8 alone, and no Orin computes it",
     "INT4": "it is weights alone, `tandem build --int4-weights`",
 }
 

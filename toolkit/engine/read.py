@@ -7,10 +7,12 @@ import onnx_ir as ir
 
 from device.choices import list_choices
 from device.engine.manifest import Precision
+from device.profile import Profile
 from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
+from toolkit.gpu.target import FIRST_SM_WITH_FLOAT8
 from toolkit.graph.check import check_nodes
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
@@ -19,11 +21,12 @@ from toolkit.partition.prepared import Prepared
 from toolkit.plugins.functions import give_shapes
 from toolkit.progress import Progress, silent
 from toolkit.quantize.qdq.blocks import import_blocks
-from toolkit.quantize.qdq.importer import PlainModel, import_qdq, refuse_narrow_floats
+from toolkit.quantize.qdq.importer import PlainModel, check_narrow_floats, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
 KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make the engine INT8"
+FLOAT8_STAYS = "(E4M3) by the model's Q/DQ; their products with weights of FP8 are computed in FP8"
 _BLOCKS = "read as they are by FP16 kernels from sm_80 on, and as floating point by all else"
 
 
@@ -48,7 +51,7 @@ def read_model(
         model = open_model(model, plugins=options.plugins, report=report)
     imported = sized(model, shapes=options.shapes, dims=options.dims, batch=batch)
     imported = _with_blocks(imported, options)
-    plain, qdq_notes = _plain(imported, options)
+    plain, qdq_notes = _plain(imported, options, target.profile)
     imported = replace(imported, notes=imported.notes + qdq_notes)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
     give_shapes(graph, options.plugins)
@@ -71,7 +74,7 @@ def _with_blocks(imported: ImportedModel, options: BuildOptions) -> ImportedMode
 
 
 def _plain(
-    imported: ImportedModel, options: BuildOptions
+    imported: ImportedModel, options: BuildOptions, profile: Profile
 ) -> tuple[PlainModel | None, tuple[str, ...]]:
     """Return a Q/DQ model without its Q/DQ where it becomes INT8; else None; second, notes.
 
@@ -80,12 +83,13 @@ def _plain(
     """
     if not has_qdq(imported.model):
         return None, ()
-    refuse_narrow_floats(imported.model)
+    float8 = check_narrow_floats(imported.model, _no_float8(options, profile))
+    floating = options.precision or (options.int4_weights and "fp16")
+    if float8 or (floating and not _wants_int8(options)):
+        stay = f"{float8} tensors are FP8 {FLOAT8_STAYS}" if float8 else ""
+        return None, (stay or f"the Q/DQ of the model stay as they are, beside {floating}",)
     if _wants_int8(options):
         return import_qdq(imported.model, any_weight_scale=True, any_zero_point=True), ()
-    floating = options.precision or (options.int4_weights and "fp16")
-    if floating:
-        return None, (f"the Q/DQ of the model stay as they are, beside {floating}",)
     try:
         plain = import_qdq(imported.model, any_weight_scale=True)
     except ImportModelError as err:
@@ -98,6 +102,20 @@ def _plain(
     return plain, (
         f"INT8 with the {ranges} of the model's own Q/DQ (build with --precision for another)",
     )
+
+
+def _no_float8(options: BuildOptions, profile: Profile) -> str | None:
+    """Return why Q/DQ of FP8 cannot stay in a model; None if they can."""
+    if _wants_int8(options):
+        return "of which no INT8 is made: build with --precision fp16 alone"
+    if profile.gpu is None:
+        return f"which GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute; {profile.name} has none"
+    if profile.gpu.sm < FIRST_SM_WITH_FLOAT8:
+        return (
+            f"which GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute; that of {profile.name} has SM "
+            f"{profile.gpu.sm}"
+        )
+    return None
 
 
 def _refuse_two_sources(options: BuildOptions) -> None:

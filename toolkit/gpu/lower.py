@@ -29,7 +29,7 @@ from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.emit.lowering_differences import find_difference, point_text
 from toolkit.gpu.emit.plugins import plugin_emitters
 from toolkit.gpu.errors import NotCoveredError, not_covered
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.dtypes import OPERAND_TYPES
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.ir.network import Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
@@ -38,6 +38,7 @@ from toolkit.gpu.operations import EPILOGUES, OPERATIONS, Emitter
 from toolkit.gpu.passes.composites import CHOSEN_REGION_RULES, COMPOSITE_RULES
 from toolkit.gpu.passes.concat_split import push_through_concat
 from toolkit.gpu.passes.first_convolutions import PATCH_EMBEDDING_RULES, SPACE_TO_DEPTH_RULES
+from toolkit.gpu.passes.float8 import with_float8_products
 from toolkit.gpu.passes.fusion import Group, group_operations
 from toolkit.gpu.passes.gemm import GEMM_RULES
 from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
@@ -189,7 +190,7 @@ def _rewritten(network: Network) -> Network:
     )
     network = apply_rules(network, CHOSEN_REGION_RULES)
     network = push_through_concat(network, EPILOGUES)
-    return apply_rules(network, SPACE_TO_DEPTH_RULES)
+    return with_float8_products(apply_rules(network, SPACE_TO_DEPTH_RULES))
 
 
 def _check(network: Network) -> None:
@@ -197,10 +198,10 @@ def _check(network: Network) -> None:
     reasons: dict[str, str] = {}
     for name in (*network.inputs, *network.outputs):
         dtype = network.dtypes.get(name, "constant")
-        if dtype in ELEMENT_TYPES:
+        if dtype in OPERAND_TYPES:
             continue
         why = f"tensor {name!r} has the type {dtype}; kernels read and write "
-        why += ", ".join(ELEMENT_TYPES)
+        why += ", ".join(OPERAND_TYPES)
         touching = [op for op in network.operations if name in (*op.inputs, *op.outputs)]
         if not touching:
             raise NotCoveredError(why)

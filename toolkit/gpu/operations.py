@@ -34,10 +34,11 @@ from toolkit.gpu.emit import (
     top_k,
 )
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.dtypes import FLOAT8, OPERAND_TYPES
 from toolkit.gpu.ir.network import Operation, SegmentTensors
 from toolkit.gpu.passes.composites import DEEPEST_HEAD
 from toolkit.gpu.passes.einsum import einsum_refusal
+from toolkit.gpu.passes.float8 import usable_scale
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.recurrent import ACTIVATIONS
 from toolkit.gpu.shapes.sizes import upper_bound
@@ -45,7 +46,7 @@ from toolkit.gpu.shapes.sizes import upper_bound
 MAX_INDICES = 4  # of one element, that kernels read
 MAX_STEPS = 512  # of a recurrence: each starts up to four kernels
 _PARAMETER = "reads {name!r}, which is computed; kernels are compiled for constant parameters"
-_QUANTIZED = ("int8", "uint8", "int16", "uint16")
+_QUANTIZED = ("int8", "uint8", "int16", "uint16", FLOAT8)
 
 Emitter = Callable[[LoweringContext, Group], None]
 Check = Callable[[Operation, SegmentTensors], "str | None"]
@@ -160,14 +161,31 @@ def _integers(op: Operation, tensors: SegmentTensors) -> str | None:
     dtype = tensors.dtypes.get(op.outputs[0], _QUANTIZED[0])
     if dtype in _QUANTIZED:
         return None
-    return f"makes {dtype}; kernels make int8, uint8, int16 and uint16"
+    return f"makes {dtype}; kernels make int8, uint8, int16, uint16 and {FLOAT8}"
+
+
+def _float8(op: Operation, tensors: SegmentTensors) -> str | None:
+    """Activations of FP8: one constant scale, and numbers beyond the range become its limit."""
+    stored = op.outputs[0] if op.kind == "QuantizeLinear" else op.inputs[0]
+    if tensors.dtypes.get(stored) != FLOAT8 or op.inputs[0] not in tensors.computed:
+        return None
+    scale = tensors.constants.get(op.inputs[1])
+    if scale is None:
+        return f"has a scale of {FLOAT8} that is computed, {op.inputs[1]!r}; kernels take constants"
+    if scale.size != 1:
+        return f"has {scale.size} scales of {FLOAT8}; kernels take 1 for an activation"
+    if not usable_scale(float(scale.reshape(()))):
+        return f"has the scale {float(scale.reshape(()))}; kernels take positive ones"
+    if not op.integer("saturate", 1):
+        return f"has saturate=0; kernels make numbers beyond {FLOAT8} its largest"
+    return None
 
 
 def _cast_type(op: Operation, tensors: SegmentTensors) -> str | None:
     dtype = tensors.dtypes.get(op.outputs[0])
-    if dtype is None or dtype in ELEMENT_TYPES:
+    if dtype is None or dtype in OPERAND_TYPES:
         return None
-    return f"makes {dtype}; kernels make {', '.join(ELEMENT_TYPES)}"
+    return f"makes {dtype}; kernels make {', '.join(OPERAND_TYPES)}"
 
 
 def _spatial(op: Operation, tensors: SegmentTensors) -> str | None:
@@ -343,10 +361,10 @@ OPERATIONS: dict[str, OperatorRow] = {
     # Written as others, or element-wise.
     "BatchNormalization": OperatorRow(None, (_constant(1, 2, 3, 4), _trains)),
     **_rows("Cast CastLike", OperatorRow(None, (_cast_type,))),
-    "DequantizeLinear": OperatorRow(None, (_blocks,)),
+    "DequantizeLinear": OperatorRow(None, (_blocks, _float8)),
     "Dropout": OperatorRow(None, (_constant(2), _trains)),
     "Einsum": OperatorRow(None, (_equation,)),
-    "QuantizeLinear": OperatorRow(None, (_blocks, _integers)),
+    "QuantizeLinear": OperatorRow(None, (_blocks, _integers, _float8)),
     "Trilu": OperatorRow(None, (_constant(1),)),
     **_rows("RNN GRU LSTM", OperatorRow(None, _RECURRENT)),
     **_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", OperatorRow(None)),

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.dtypes import OPERAND_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
 from toolkit.gpu.ir.network import Operation, SegmentTensors, read_operation, read_tensors
 from toolkit.gpu.operations import OPERATIONS
@@ -51,7 +51,7 @@ def supports(
     if unread is not None:
         return (
             f"node {op.name!r} ({op.kind}) reads {unread[0]!r} of type {unread[1]}; kernels read "
-            f"{', '.join(ELEMENT_TYPES)}"
+            f"{', '.join(OPERAND_TYPES)}"
         )
     for check in row.checks if row else ():
         reason = check(op, tensors)
@@ -66,7 +66,7 @@ def _unread(op: Operation, tensors: SegmentTensors) -> tuple[str, str] | None:
         constant = tensors.constants.get(name)
         dtype = tensors.dtypes.get(name, "float32") if constant is None else constant.dtype.name
         sizes = constant is not None and dtype == "object"  # of dynamic dimensions: lowering says
-        if name and dtype not in ELEMENT_TYPES and not sizes:
+        if name and dtype not in OPERAND_TYPES and not sizes:
             return name, dtype
     return None
 

@@ -4,6 +4,7 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.convolution_operands import read_filters
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.tiled_gemm import add_gemm
+from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.expressions import tensors_read
 from toolkit.gpu.ir.gemm import DenseLoader, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.network import Array
@@ -31,8 +32,9 @@ def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:
     read = {name for later in group.after for name in tensors_read(later, network.constants)}
     if not read <= inside or not read_window(op, weights.shape[2:], shape, result).is_pointwise:
         return False
-    item_bytes = ctx.item_bytes if op.inputs[0] not in network.scales else 1
-    tiles = gemm_tiles(_shape(weights, item_bytes, y), ctx.gpu, split_k=True)
+    float8 = network.dtypes[op.inputs[0]] == FLOAT8
+    item_bytes = 1 if float8 or op.inputs[0] in network.scales else ctx.item_bytes
+    tiles = gemm_tiles(_shape(weights, item_bytes, y, float8=float8), ctx.gpu, split_k=True)
     return all(tile.split_k == 1 for tile in tiles)
 
 
@@ -46,7 +48,8 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     packed = weight_matrix(ctx, weights[:, :, 0, 0].T, x.dtype)
     planes = _merged_pixels(y)
     assert planes is not None
-    shape, pitch = _shape(weights, x.item_bytes, y), pixel_pitch(x)
+    shape = _shape(weights, x.item_bytes, y, float8=x.dtype == FLOAT8)
+    pitch = pixel_pitch(x)
     problem = GemmProblem(
         shape=shape,
         left=DenseLoader(x, MatrixStrides(pitch, outer=shape.rows * pitch)),
@@ -60,7 +63,7 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     add_gemm(ctx, group.nodes, problem)
 
 
-def _shape(weights: Array, item_bytes: int, y: View) -> GemmShape:
+def _shape(weights: Array, item_bytes: int, y: View, *, float8: bool) -> GemmShape:
     images, filters, height, width = y.shape
     depth = weights.shape[1]
     return GemmShape(
@@ -71,6 +74,7 @@ def _shape(weights: Array, item_bytes: int, y: View) -> GemmShape:
         item_bytes=item_bytes,
         stored_bytes=y.item_bytes,
         batch=images,
+        float8=float8,
     )
 
 

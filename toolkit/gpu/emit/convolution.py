@@ -13,6 +13,7 @@ from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
 from toolkit.gpu.emit.tiled_gemm import add_gemm
+from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -131,6 +132,7 @@ def _problem(ctx: LoweringContext, conv: Conv2d) -> GemmProblem:
         stored_bytes=conv.y.item_bytes + residual_bytes,
         batch=conv.left.groups,
         block_columns=channels if conv.left.diagonal else None,
+        float8=conv.left.view.dtype == FLOAT8,
     )
     left: Loader = conv.left
     # The bordered input of a first convolution with one row of taps has more pixels than y.

@@ -5,7 +5,9 @@ from math import prod
 
 from toolkit.gpu.emit.context import LoweringContext, Numbers
 from toolkit.gpu.emit.epilogue import read_epilogue
+from toolkit.gpu.emit.float8_gemm import float8_weights
 from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.gemm import (
     Epilogue,
     Im2colLoader,
@@ -64,6 +66,8 @@ class Filters:
     @property
     def numbers(self) -> Numbers:
         """How the input is read."""
+        if self.values.dtype.name == FLOAT8:
+            return "stored"
         return "int8 or float" if self.is_int8 else "float"
 
 
@@ -72,6 +76,10 @@ def read_filters(ctx: LoweringContext, group: Group) -> Filters:
     op = group.root_operation
     weights = ctx.network.constants[op.inputs[1]]
     filters, depth = weights.shape[0], prod(weights.shape[1:])
+    float8 = float8_weights(ctx, op, filters)
+    if float8 is not None:
+        epilogue, residual = read_epilogue(ctx, group, op.input(2), filters, factors=float8.factors)
+        return Filters(float8.values, False, epilogue, residual)
     int8 = int8_weights(ctx, op, 0, filters, depth)
     epilogue, residual = read_epilogue(ctx, group, op.input(2), filters, int8)
     return Filters(int8.values if int8 else weights, int8 is not None, epilogue, residual)

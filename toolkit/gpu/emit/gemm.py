@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.emit.context import LoweringContext, Numbers
 from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.emit.epilogue import read_epilogue, weight_matrix
+from toolkit.gpu.emit.float8_gemm import float8_weights
 from toolkit.gpu.emit.int4_gemm import Int4Weights, add_int4_gemm, int4_weights
 from toolkit.gpu.emit.int8_gemm import Int8Epilogue, int8_factors, int8_weights
 from toolkit.gpu.emit.tiled_gemm import add_gemm
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.gemm import DenseLoader, Epilogue, GemmProblem, GemmShape, MatrixStrides
+from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, like, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import join_contiguous
@@ -39,6 +42,8 @@ def emit_gemm(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     weights, transposed = ctx.network.constants[op.inputs[1]], bool(op.integer("transB", 0))
     depth, columns = reversed(weights.shape) if transposed else weights.shape
+    if _add_float8(ctx, group, columns, transposed=transposed):
+        return
     int4 = int4_weights(ctx, op, transposed=transposed)
     if int4 is not None:
         left = ctx.read(op.inputs[0], "float")
@@ -58,6 +63,8 @@ def emit_matmul(ctx: LoweringContext, group: Group) -> None:
     """Add a MatMul of tensors or constants of any rank; a third input is a bias of the columns."""
     op = group.root_operation
     shape = _shape(ctx, op.inputs[1])
+    if _add_float8(ctx, group, shape[-1], transposed=False):
+        return
     if len(shape) > 1:
         weights = int8_weights(ctx, op, -1, shape[-1], shape[-2])
         if weights is not None:
@@ -81,6 +88,17 @@ def emit_matmul(ctx: LoweringContext, group: Group) -> None:
     _add(ctx, group, left, right, int8, int4=int4)
 
 
+def _add_float8(ctx: LoweringContext, group: Group, columns: int, *, transposed: bool) -> bool:
+    """Add a product of FP8; False: it is none."""
+    weights = float8_weights(ctx, group.root_operation, columns)
+    if weights is None:
+        return False
+    values = weights.values.T if transposed else weights.values
+    left = ctx.read(group.root_operation.inputs[0])
+    _add(ctx, group, left, weight_matrix(ctx, values, left.dtype), factors=weights.factors)
+    return True
+
+
 def _matrix(int4: Int4Weights, depth: int, columns: int) -> View:
     """Return the weights as a matrix, whose strides no kernel reads."""
     return replace(int4.words, shape=(depth, columns), strides=(1, depth))
@@ -94,11 +112,12 @@ def _add(
     int8: Int8Epilogue | None = None,
     *,
     int4: Int4Weights | None = None,
+    factors: Array | None = None,
 ) -> None:
-    """Add the product of two views of any rank, as numpy.matmul."""
+    """Add the product of two views of any rank, as numpy.matmul; `factors` of its columns."""
     op = group.root_operation
     columns = (ctx.network.shapes[op.outputs[0]] or (1,))[-1]
-    factors = None if int4 is None else int4.factors
+    factors = factors if int4 is None else int4.factors
     epilogue, residual_name = read_epilogue(ctx, group, op.input(2), columns, int8, factors=factors)
     y = ctx.output_view(group.result, _order(ctx, group.result, left, right))
     if y.strides and y.strides[-1] != 1:
@@ -128,6 +147,7 @@ def _problem(operands: _Operands, epilogue: Epilogue) -> GemmProblem:
         item_bytes=left.item_bytes,
         stored_bytes=sum(view.item_bytes for view in (y, residual) if view is not None),
         batch=groups * inner,
+        float8=left.dtype == FLOAT8,
     )
     return GemmProblem(
         shape=shape,

@@ -10,6 +10,7 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.split_k import partial_sums, split_k_reduce_launch, split_k_refusal
+from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -38,16 +39,16 @@ def add_gemm(ctx: LoweringContext, nodes: tuple[str, ...], problem: GemmProblem)
 def _tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
     split_k = split_k_refusal(problem) is None
     dense = split_k and isinstance(problem.left, DenseLoader)
-    vector = dense and not _reads_or_writes_int8(problem)
+    vector = dense and not _reads_or_writes_bytes(problem)
     tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k, resident=dense, vector=vector)
     if problem.layout == "nchw" and ctx.gpu.has_wgmma:
         tiles = (*_two_width_tiles(problem.shape.columns, tiles[0]), *tiles)
     return tuple(_tactic(ctx, problem, tile) for tile in tiles)
 
 
-def _reads_or_writes_int8(problem: GemmProblem) -> bool:
-    """Whether an operand or the result is INT8: not all `matrix_vector` with it compile (3.9)."""
-    return "int8" in (problem.left.view.dtype, problem.y.dtype)
+def _reads_or_writes_bytes(problem: GemmProblem) -> bool:
+    """Whether an operand or the result is INT8 or FP8: not all `matrix_vector` compile (3.9)."""
+    return not {"int8", FLOAT8}.isdisjoint((problem.left.view.dtype, problem.y.dtype))
 
 
 def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:

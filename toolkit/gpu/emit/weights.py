@@ -6,7 +6,7 @@ import numpy as np
 
 from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, OPERAND_TYPES
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View, row_major
 
@@ -28,7 +28,7 @@ class WeightPacker:
         if dtype not in ELEMENT_TYPES:
             raise NotCoveredError(
                 f"a constant of type {values.dtype} is read by a kernel; kernels read "
-                f"{', '.join(ELEMENT_TYPES)}"
+                f"{', '.join(OPERAND_TYPES)}"
             )
         with np.errstate(over="ignore"):
             data = np.ascontiguousarray(values, dtype=dtype)

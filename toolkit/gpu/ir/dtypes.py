@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["float", "integer", "bool"]
+Kind = Literal["float", "integer", "bool", "float8"]
+FLOAT8 = "float8_e4m3fn"
+LARGEST_FLOAT8 = 448.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,12 @@ ELEMENT_TYPES: Mapping[str, ElementType] = {
         ElementType("uint16", "*u16", 2, "integer"),
         ElementType("uint8", "*u8", 1, "integer"),
         ElementType("bool", "*i8", 1, "bool"),
+        ElementType(FLOAT8, "*fp8e4nv", 1, "float8"),
     )
 }
+
+# What any operator may read and write: FP8 lies between QuantizeLinear and its readers alone.
+OPERAND_TYPES = tuple(name for name in ELEMENT_TYPES if name != FLOAT8)
 
 
 def is_float(dtype: str) -> bool:

@@ -196,6 +196,14 @@ def _round_int8(s: ExprBuilder, op: "Operation") -> int:
     return s.add("round_int8", s.value(op.inputs[0]), reciprocal(op.number("scale", 1.0)))
 
 
+def _to_float8(s: ExprBuilder, op: "Operation") -> int:
+    return s.add("to_float8", s.value(op.inputs[0]), reciprocal(op.number("scale", 1.0)))
+
+
+def _from_float8(s: ExprBuilder, op: "Operation") -> int:
+    return s.add("from_float8", s.value(op.inputs[0]), op.number("scale", 1.0))
+
+
 # Operators that are one op of all operands, of the same name.
 _OF_SAME_NAME = (
     "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cos Cosh Equal Erf Exp Greater Less Log Mish Mul "
@@ -225,6 +233,7 @@ OPERATORS: Mapping[str, Rule] = {
     "Elu": partial(_plain, "elu", attributes={"alpha": 1.0}),
     "Floor": partial(_floats, "floor"),
     "Gelu": _gelu,
+    "FromFloat8": _from_float8,
     "GreaterOrEqual": partial(_plain, "greater_equal"),
     "HardSigmoid": partial(_plain, "hard_sigmoid", attributes={"alpha": 0.2, "beta": 0.5}),
     "HardSwish": _hard_swish,
@@ -244,4 +253,5 @@ OPERATORS: Mapping[str, Rule] = {
     "Sum": partial(_variadic, "add"),
     "Swish": _swish,
     "ThresholdedRelu": partial(_plain, "thresholded_relu", attributes={"alpha": 1.0}),
+    "ToFloat8": _to_float8,
 }

@@ -22,7 +22,7 @@ from toolkit.gpu.ir.network import Operation
 
 _INT8_MAX = 127
 # Ops whose number is a scale, or its reciprocal.
-_SCALED = ("real", "near_int8", "round_int8", "relu_int8")
+_SCALED = ("real", "near_int8", "round_int8", "relu_int8", "to_float8", "from_float8")
 # Faster variants for results that keep no more than the digits of FP16.
 _HALF_PRECISION: Mapping[str, str] = MappingProxyType(
     {
@@ -63,6 +63,11 @@ def requantize_ops(source: float | None, target: float | None) -> tuple[ExprOp, 
     if target is None:
         return real
     return (*real, ("round_int8", len(real), reciprocal(target)))
+
+
+def has_float8(ops: tuple[ExprOp, ...]) -> bool:
+    """Whether ops round to FP8 or read it."""
+    return any(op[0] in ("to_float8", "from_float8") for op in ops)
 
 
 def extract_scalars(ops: tuple[ExprOp, ...]) -> tuple[tuple[ExprOp, ...], tuple[float, ...]]:

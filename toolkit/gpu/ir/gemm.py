@@ -112,7 +112,7 @@ class GemmShape:
 
     `unshared_depth`: the part of `depth` whose left elements no other row reads (a convolution: the
     channels under one tap). `item_bytes`: of an operand element. `stored_bytes`: of a result, and
-    of its residual. `block_columns`: of every tile, if that is given.
+    of its residual. `block_columns`: of every tile, if that is given. `float8`: operands are FP8.
     """
 
     rows: int
@@ -123,6 +123,12 @@ class GemmShape:
     stored_bytes: int
     batch: int = 1
     block_columns: int | None = None
+    float8: bool = False
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether the operands are INT8."""
+        return self.item_bytes == 1 and not self.float8
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def _read(x, i, mask, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
 @triton.jit
 def _load(pointer, mask):
     """Load floats as FP32, and all else in its own type."""
-    value = tl.load(pointer, mask=mask, other=0)
+    value = tl.load(pointer, mask=mask, other=0.0)
     if value.dtype.is_floating():
         value = value.to(tl.float32)
     return value

@@ -245,7 +245,7 @@ def _load_a(
     in_bounds = (row < rows)[:, None]
     if not WHOLE_BLOCKS:
         in_bounds = in_bounds & (k < DEPTH - start)[None, :]
-    return tl.load(a + start * STRIDE, mask=in_bounds, other=0)
+    return tl.load(a + start * STRIDE, mask=in_bounds, other=0.0)
 
 
 @triton.jit
@@ -257,7 +257,7 @@ def _load_b(
     in_bounds = (column < COLUMNS)[None, :]
     if not WHOLE_BLOCKS:
         in_bounds = in_bounds & (k < DEPTH - start)[:, None]
-    return tl.load(b + start * STRIDE, mask=in_bounds, other=0)
+    return tl.load(b + start * STRIDE, mask=in_bounds, other=0.0)
 
 
 @triton.jit
@@ -328,12 +328,12 @@ def _load_im2col(
     offset = (row * SIZE[1] + column) * X_PITCH + at % CHANNELS
     if not WHOLE_BLOCKS:
         in_bounds = (f < FILTERS)[None, :] & (start + k < DEPTH)[:, None]
-        b_tile = tl.load(b + start, mask=in_bounds, other=0)
+        b_tile = tl.load(b + start, mask=in_bounds, other=0.0)
     elif not WHOLE_COLUMNS:
-        b_tile = tl.load(b + start, mask=(f < FILTERS)[None, :], other=0)
+        b_tile = tl.load(b + start, mask=(f < FILTERS)[None, :], other=0.0)
     else:
         b_tile = tl.load(b + start)
-    a_tile = tl.load(a + offset, mask=inside, other=0, cache_modifier=CACHE)
+    a_tile = tl.load(a + offset, mask=inside, other=0.0, cache_modifier=CACHE)
     return a_tile, b_tile
 
 

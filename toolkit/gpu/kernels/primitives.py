@@ -88,6 +88,9 @@ def table():
         "round_int8": (quantize, 1),
         "near_int8": (quantize_near, 1),
         "relu_int8": (relu_int8, 1),
+        # FP8
+        "to_float8": (to_float8, 1),
+        "from_float8": (from_float8, 1),
         # Integers
         "int_div": (tl.tensor.__floordiv__, 2),  # without its fraction, as in C
         "int_remainder": (tl.tensor.__mod__, 2),
@@ -308,3 +311,15 @@ def quantize(x, FACTOR):
 def quantize_near(x, FACTOR):
     """x FACTOR to the nearest number of INT8, float32."""
     return near_int8(x * FACTOR)
+
+
+@triton.jit
+def to_float8(x, FACTOR):
+    """x FACTOR to the nearest E4M3; what is beyond its range becomes its largest number."""
+    return clip(x * FACTOR, -448.0, 448.0).to(tl.float8e4nv)
+
+
+@triton.jit
+def from_float8(q, SCALE):
+    """q SCALE, float32."""
+    return q.to(tl.float32) * SCALE

@@ -32,6 +32,7 @@ import numpy as np
 from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.network import IntegerConstant, Network, Operation, live
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph, apply_rules
+from toolkit.gpu.passes.float8 import read_float8
 from toolkit.gpu.passes.integer_operators import (
     add_dequantize,
     add_quantize,
@@ -62,7 +63,7 @@ def read_quantized(network: Network) -> Network:
 
     Raises NotCoveredError: blocks with scales of their own that are not constant.
     """
-    network = without_integer_operators(network)
+    network = read_float8(without_integer_operators(network))
     if not any(op.kind in ("QuantizeLinear", "DequantizeLinear") for op in network.operations):
         return network
     current = _lower_qdq(network)
@@ -120,7 +121,8 @@ def _add_constant(builder: NetworkBuilder, op: Operation) -> None:
     stored, output = builder.constants[op.inputs[0]], op.outputs[0]
     scale = along(builder, op, op.inputs[1], stored.shape)
     zero = along(builder, op, op.input(2), stored.shape)
-    real = (stored.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
+    zero = zero.astype(np.float32)
+    real = (stored.astype(np.float32) - zero) * scale.astype(np.float32)
     builder.to_constant(output, real.astype(builder.constants[op.inputs[1]].dtype))
     if not zero.any() and max(scale.shape, default=1) == scale.size:
         axis = int(np.argmax(scale.shape)) if scale.size > 1 else None

@@ -53,7 +53,7 @@ _TILE_SHAPES = (
     (16, 32, 4),
 )
 # Accumulators of a thread, by bytes of an operand. More leave no registers to requantize with a
-# residual (INT8), or for the three TF32 products of FP32.
+# residual (INT8), for sums that are added to others (FP8), or for the three TF32 products of FP32.
 _MAX_ACCUMULATORS = {1: 64, 2: 128, 4: 64}
 _MAX_ACCUMULATORS_PLAIN_INT8 = 128  # INT8 without a residual
 _MAX_INT8_COLUMNS = 128  # wider ones are ranked too high: ResNet-50 on 14 SMs lost 14 %
@@ -195,7 +195,7 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     multiply = results * tile.depth / (_MMA_EFFICIENCY * gpu.products_per_cycle(shape.item_bytes))
     copied = (tile.rows + (0 if tile.programs else tile.columns)) * tile.depth * shape.item_bytes
     copies = copied / (_COPY_BYTES * tile.warps * WARP)
-    requantize = _REQUANTIZE_CYCLES if shape.item_bytes == 1 and tile.split_k == 1 else 0
+    requantize = _REQUANTIZE_CYCLES if shape.is_int8 and tile.split_k == 1 else 0
     store = tile.rows * tile.columns * (stored_bytes / _STORE_BYTES_PER_CYCLE + requantize)
     copy = copied / _L2_BYTES_PER_CYCLE
     hidden_step = max(multiply + _HIDDEN_STEP_CYCLES, copy)
@@ -287,13 +287,13 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
     if columns > max(2 * _MIN_SIDE, power_of_two(shape.columns)):
         return False
     if shape.block_columns not in (None, columns) or (
-        columns > _MAX_INT8_COLUMNS and shape.item_bytes == 1
+        columns > _MAX_INT8_COLUMNS and shape.is_int8
     ):
         return False
     if not gpu.has_matrix_units:
         return rows * columns <= _MAX_RESULTS_WITHOUT_TENSOR_CORES
     accumulators = _MAX_ACCUMULATORS[shape.item_bytes]
-    if shape.item_bytes == shape.stored_bytes == 1:
+    if shape.is_int8 and shape.stored_bytes == 1:
         accumulators = _MAX_ACCUMULATORS_PLAIN_INT8
     if not gpu.has_wgmma:
         accumulators = _MAX_ACCUMULATORS_WITH_OPERANDS

@@ -414,22 +414,30 @@ def refuse_integer_operators(model: ir.Model) -> None:
             )
 
 
-def refuse_narrow_floats(model: ir.Model) -> None:
-    """Raise ImportModelError: activations are rounded to floats of 8 or 4 bits.
+def check_narrow_floats(model: ir.Model, no_float8: str | None) -> int:
+    """Return how many nodes round activations to FP8 (E4M3).
 
-    onnxruntime would drop a Relu before such a QuantizeLinear.
+    Raises ImportModelError: there are some, and `no_float8` says why they cannot stay, or a node
+    rounds to other floats of 8 or 4 bits.
     """
+    count = 0
     for node in model.graph.all_nodes():
         params = quant_params_of(node) if is_quantize(node) else None
         if params is None or constant_of(node.inputs[0]) is not None:
             continue
-        narrow = params.dtype.name.startswith(("FLOAT8", "FLOAT4"))
-        if narrow and any(is_dequantize(use.node) for use in node.outputs[0].uses()):
+        if not params.dtype.name.startswith(("FLOAT8", "FLOAT4")):
+            continue
+        refusal = no_float8
+        if params.dtype != ir.DataType.FLOAT8E4M3FN:
+            refusal = "for which there are no kernels"
+        if refusal is not None and any(is_dequantize(use.node) for use in node.outputs[0].uses()):
             raise ImportModelError(
                 f"Node {node.name!r} (QuantizeLinear) rounds an activation to {params.dtype.name}, "
-                "for which there are no kernels; quantize to INT8 (ModelOpt: quantize_mode='int8', "
-                "AIMET: activation_type='int8')."
+                f"{refusal}; quantize to INT8 (ModelOpt: quantize_mode='int8', AIMET: "
+                "activation_type='int8')."
             )
+        count += 1
+    return count
 
 
 def _refuse_foreign(model: ir.Model, *, int8_borders: bool) -> None:
