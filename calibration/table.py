@@ -46,7 +46,8 @@ class Adjustments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """How the model was changed before its ranges were measured; names as in the model.
 
     `equalised`: tensor -> factors per channel (axis 1). The tensor is divided by them: weight and
-    bias of its producer are divided, the weight of its consumer is multiplied. `biases`: node ->
+    bias of its producer are divided, or a Mul before its consumer, a depthwise convolution, writes
+    TENSOR_equalised; the weight of its consumer is multiplied. `biases`: node ->
     values added to its bias, per output channel. `rounded`: node -> how its weight in INT8 differs
     from the nearest integers (`toolkit.quantize.corrections.rounding`). The numbers are rounded
     before anything is measured with them, so they are exact. Equalisation comes first.

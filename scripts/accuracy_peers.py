@@ -5,10 +5,13 @@
 Models and samples are those of `scripts/accuracy_models.py`; every seed draws others. Each peer
 gets the graph as Tandem imports it and the samples for the ranges, and writes a Q/DQ model, which
 onnxruntime runs on the samples that judge. NNCF (preset performance) and AIMET (INT8 both) run in
-environments of their own, by the Python that `--peer` names; onnxruntime's quantiser with min-max,
-in the form of TensorRT. Tandem is `auto`, which keeps nodes in floating point; peers are told to
-keep the same, so that the share of the multiplications in floating point is that of Tandem, or more
-by rules of their own. Figures are the SQNR of the worst output in dB.
+environments of their own, by the Python that `--peer` names. As they are, they give scales to the
+channels of activations before depthwise layers (NNCF), unsigned integers (NNCF) and zero points
+(AIMET), which no engine of TensorRT takes. `nncf-trt` and `aimet-trt` are told its form: signed,
+symmetric, one scale for each activation. So is onnxruntime's quantiser, with min-max. Tandem is
+`auto`, which keeps nodes in floating point; peers are told to keep the same, so that the share of
+the multiplications in floating point is that of Tandem, or more by rules of their own. Figures are
+the SQNR of the worst output in dB.
 """
 
 import argparse
@@ -71,29 +74,32 @@ class Peer:
     program: str
 
 
-PEERS: Mapping[str, Peer] = {
-    "nncf": Peer(
-        "nncf==3.4.0",
-        "nncf",
-        _READ
-        + """
+_NNCF = (
+    _READ
+    + """
 import nncf
+from nncf.common.hardware import qspaces
+from nncf.quantization import advanced_parameters as advanced
 performance = nncf.QuantizationPreset.PERFORMANCE
+options = advanced.AdvancedQuantizationParameters()
+if TRT:
+    for space in (qspaces.q8_a, qspaces.q8_a_ch, qspaces.q8_a_sym):
+        object.__setattr__(space, "signedness_to_force", True)
+    options.activations_quantization_params = advanced.QuantizationParameters(per_channel=False)
 quantized = nncf.quantize(
     model,
     nncf.Dataset(samples),
     preset=performance,
     subset_size=count,
     ignored_scope=nncf.IgnoredScope(names=floats, validate=False),
+    advanced_parameters=options,
 )
 onnx.save(quantized, sys.argv[3])
-""",
-    ),
-    "aimet": Peer(
-        "aimet-onnx==2.42.0",
-        "aimet_onnx",
-        _READ
-        + """
+"""
+)
+_AIMET = (
+    _READ
+    + """
 from aimet_onnx.quantsim import QuantizationSimModel
 providers = ["CPUExecutionProvider"]
 sim = QuantizationSimModel(
@@ -107,10 +113,21 @@ for operation in operations:
         for tensor in (*operation.inputs, *operation.outputs):
             if tensor.name in sim.qc_quantize_op_dict and tensor.name not in read:
                 sim.qc_quantize_op_dict[tensor.name].enabled = False
+for quantizer in sim.qc_quantize_op_dict.values():
+    if TRT and quantizer.enabled:
+        quantizer.use_symmetric_encodings = True
+        quantizer.use_strict_symmetric = quantizer.use_unsigned_symmetric = False
 sim.compute_encodings(samples)
 onnx.save(sim.to_onnx_qdq(), sys.argv[3])
-""",
-    ),
+"""
+)
+PEERS: Mapping[str, Peer] = {
+    f"{name}{suffix}": Peer(package, module, f"TRT = {is_trt}\n{program}")
+    for name, package, module, program in (
+        ("nncf", "nncf==3.4.0", "nncf", _NNCF),
+        ("aimet", "aimet-onnx==2.42.0", "aimet_onnx", _AIMET),
+    )
+    for suffix, is_trt in (("", False), ("-trt", True))
 }
 
 

@@ -31,6 +31,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.quantize.corrections.channel_links import unlinked_depthwise
 from toolkit.quantize.corrections.corrections import (
     CHANCE,
     Switch,
@@ -96,24 +97,28 @@ def test_steps_are_tried_by_default_where_a_search_runs(
 
 
 @pytest.mark.parametrize(
-    ("options", "loss", "factors", "reason"),
+    ("activation", "options", "loss", "factors", "reason"),
     [
-        ("auto", 0.0, (1.0, 1.0, 1.0), "-"),
-        ("auto", -0.2, (0.9, 0.9, 0.9), ""),
-        ("auto", -0.2, (0.3, 1.1, 1.1), CHANCE),
-        ("on", 3.0, (2.0, 2.0, 2.0), ""),
+        ("Relu", "auto", 0.0, (1.0, 1.0, 1.0), "-"),
+        ("Relu", "auto", -0.2, (0.9, 0.9, 0.9), ""),
+        ("Relu", "auto", -0.2, (0.3, 1.1, 1.1), CHANCE),
+        ("Relu", "on", 3.0, (2.0, 2.0, 2.0), ""),
+        ("HardSwish", "auto", -1.9, (0.5, 0.5, 0.5), ""),
+        ("HardSwish", "auto", -2.1, (0.5, 0.5, 0.5), ""),
     ],
 )
 def test_equalisation_is_applied_by_its_effect_or_as_requested(
     tmp_path: Path,
     rng: np.random.Generator,
+    activation: str,
     options: Switch,
     loss: float,
     factors: tuple[float, ...],
     reason: str,
 ) -> None:
     """A double of the equalised fit has the errors of the plain one, by factors."""
-    graph, same = prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 1) * 3
+    graph = prepared(depthwise_net(tmp_path / "m.onnx", rng, activation))
+    same = noise(rng, 1) * 3
     plain = fitted(graph, noise(rng, 2), same)
 
     def errors(ranges: Assignment, samples: SampleSelection) -> np.ndarray:
@@ -121,12 +126,15 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
 
     def refit(changed: ir.Model, rows: object) -> Fit:
         figures = {name: value - loss for name, value in plain.sqnr_db.items()}
-        double: Any = SimpleNamespace(errors=errors)
-        return replace(plain, graph=changed, sqnr_db=figures, noise=double)
+        double: Any = SimpleNamespace(errors=errors, sqnr_db=lambda *given: figures)
+        return replace(plain, graph=changed, noise=double)
 
     result, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)
     applied = not reason
     assert (outcome.applied, bool(rows), result is not plain) == (applied, applied, applied)
+    # A Mul before a layer has to gain more than a change of weights.
+    added = rows.keys() & unlinked_depthwise(graph.graph).keys()
+    assert bool(added) == (activation == "HardSwish" and loss < -2.0)
     assert outcome.reason == reason.strip("-")
     assert outcome.worst is not None
     assert outcome.worst.gain == pytest.approx(-loss)
@@ -197,10 +205,11 @@ def test_a_step_that_cannot_have_its_samples_is_refused(
 
 
 @pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("activation", ["Relu", "HardSwish"])
 def test_the_table_builds_the_engine_that_the_data_built(
-    tmp_path: Path, rng: np.random.Generator
+    tmp_path: Path, rng: np.random.Generator, activation: str
 ) -> None:
-    path, data = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 9)
+    path, data = depthwise_net(tmp_path / "m.onnx", rng, activation), noise(rng, 9)
     options = RangeOptions("mse", equalise="on", correct_biases="on")
     first, second = tmp_path / "data.engine", tmp_path / "table.engine"
     # Some random networks lose more than a build takes.

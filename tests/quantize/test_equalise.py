@@ -281,6 +281,48 @@ def test_int8_of_a_depthwise_network_gains_clearly(
     assert int8_sqnr(changed, samples, fresh, expected) > before + 6.0
 
 
+def test_a_mul_evens_the_channels_that_a_function_hands_to_a_depthwise_layer(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    spread = 10 ** rng.uniform(-1, 1, 16)
+    wide = rng.normal(size=(16, 3, 1, 1)) * spread.reshape(-1, 1, 1, 1)
+    depthwise = rng.normal(size=(16, 1, 3, 3)) / spread.reshape(-1, 1, 1, 1)
+    weights = {"w": wide.astype(np.float32), "d": depthwise.astype(np.float32)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("HardSwish", ["c"], ["h"]),
+        helper.make_node("Conv", ["h", "d"], ["y"], group=16),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": INPUT}, {"y": [1, 16, 30, 30]}, weights)
+    model = prepared(path)
+    samples, fresh = noise(rng, INPUT, 8), noise(rng, INPUT, 8)
+    expected, observed = outputs(model, fresh), ranges_of(model, samples)
+    changed = equalise(model, "activations", observed).model
+    evened = channel_ranges(ActivationRunner(changed, ["h_equalised"]), samples, ["h_equalised"])[
+        "h_equalised"
+    ]
+    assert observed["h"].max() / observed["h"].min() > 10
+    assert evened.max() / evened.min() < 1.0001
+    np.testing.assert_allclose(outputs(changed, fresh), expected, rtol=1e-3, atol=1e-4)
+    before = int8_sqnr(model, samples, fresh, expected)
+    assert int8_sqnr(changed, samples, fresh, expected) > before + 6.0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_mul_is_put_in_where_the_depthwise_layer_is_the_only_reader(
+    tmp_path: Path, rng: np.random.Generator, shared: bool
+) -> None:
+    nodes = [helper.make_node("HardSwish", ["x"], ["h"])]
+    nodes.append(helper.make_node("Conv", ["h", "w"], ["c"], group=4))
+    nodes.append(helper.make_node("Add", ["c", "h"] if shared else ["c", "c"], ["y"]))
+    weight = rng.normal(size=(4, 1, 1, 1)).astype(np.float32)
+    shape = [1, 4, 5, 5]
+    model = prepared(save(tmp_path / "m.onnx", nodes, {"x": shape}, {"y": shape}, {"w": weight}))
+    assert link_tensors(model) == (() if shared else ("h",))
+    even = {"h": np.ones(4, np.float32)}
+    assert not equalise(model, "activations", even).factors  # a Mul would bring nothing
+
+
 @pytest.mark.parametrize(
     ("op", "constants", "reason"),
     [

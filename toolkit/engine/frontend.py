@@ -196,9 +196,9 @@ def _from_table(front: Frontend, table: CalibrationTable) -> Frontend:
     keep = frozenset(table.keep_float)
     prepared = prepare_graph(graph, profile, front.plan, table.tensors, keep)
     with_ranges = msgspec.structs.replace(table, tensors=dict(prepared.ranges))
-    fitted = fit_table(with_ranges, original, prepared.model)
     if not early:
         prepared = replace(prepared, model=adjusted_for(prepared.model, table, imported.sha256))
+    fitted = fit_table(with_ranges, original, prepared.model)
     front = replace(front, prepared=prepared)
     harmed, table = _harmed(front), fitted.table
     foreign = plain is None and table.method == IMPORTED

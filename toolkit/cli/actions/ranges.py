@@ -186,8 +186,8 @@ def _on_model(
     if model is not None:
         imported = import_model(model, shapes=shapes)
         graph, _ = run_passes(imported.model)
-        fitted = fit_table(ranges.table, imported.model, graph)
-        on = RangesOnModel(adjusted_for(graph, ranges.table, imported.sha256), fitted)
+        adjusted = adjusted_for(graph, ranges.table, imported.sha256)
+        on = RangesOnModel(adjusted, fit_table(ranges.table, imported.model, adjusted))
         if ranges.kind == TABLE:
             notes = (*ranges.notes, *foreign_notes(ranges.table, imported.sha256))
             ranges = replace(ranges, notes=notes)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from calibration.table import Adjustments, CalibrationTable, rounded
 from toolkit.errors import BuildError
 from toolkit.quantize.corrections.bias import change_biases
-from toolkit.quantize.corrections.equalise import scale_links
+from toolkit.quantize.corrections.equalise import scale_channels
 from toolkit.quantize.corrections.rounding import apply_steps
 
 # Significant decimal digits. Factors: 0.5 % of a range is 0.04 dB of its noise. Bias changes:
@@ -41,7 +41,7 @@ def adjust(model: ir.Model, adjustments: Adjustments) -> ir.Model:
     Raises BuildError: a tensor or node is none of this model, or its channels differ.
     """
     factors = {name: np.array(row) for name, row in adjustments.equalised.items()}
-    rounded = apply_steps(scale_links(model, factors), adjustments.rounded or {})
+    rounded = apply_steps(scale_channels(model, factors), adjustments.rounded or {})
     return change_biases(rounded, adjustments.biases)
 
 

@@ -6,6 +6,8 @@ A link is Conv -> f -> Conv or Gemm where f commutes with a positive factor s_i 
 
 and nothing else reads the tensors between them. Clip(0, u) commutes only if it clips nothing before
 and after scaling; that depends on the data, so such a link names the tensor to observe.
+
+Behind any other f, such as HardSwish, a Mul can scale the channels: `unlinked_depthwise`.
 """
 
 from dataclasses import dataclass
@@ -54,6 +56,25 @@ def find_links(graph: ir.Graph) -> tuple[tuple[Link, ...], tuple[Refusal, ...]]:
             else:
                 refusals.append(Refusal(str(node.name), link))
     return tuple(links), tuple(refusals)
+
+
+def unlinked_depthwise(graph: ir.Graph) -> dict[str, ir.Node]:
+    """Return computed tensor -> the depthwise convolution that alone reads it, where no link ends.
+
+    In graph order.
+    """
+    linked = {link.consumer for link in find_links(graph)[0]}
+    readers = {}
+    for node in graph:
+        if node.op_type != "Conv" or node.domain != "" or node in linked or _unusable(node):
+            continue
+        value = node.inputs[0]
+        if value is None or value.producer() is None or value.dtype != ir.DataType.FLOAT:
+            continue
+        alone = len(list(value.uses())) == 1 and not value.is_graph_output()
+        if alone and is_depthwise(node):
+            readers[str(value.name)] = node
+    return readers
 
 
 def is_depthwise(node: ir.Node) -> bool:

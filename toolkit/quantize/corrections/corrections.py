@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -19,9 +20,11 @@ from calibration.table import Adjustments
 from calibration.trials import significantly_less
 from toolkit.quantize.corrections.adjust import adjust, short_changes, short_factors
 from toolkit.quantize.corrections.bias import Run, correct_biases
-from toolkit.quantize.corrections.effect import Effect, effects_between, worst_of
+from toolkit.quantize.corrections.channel_links import unlinked_depthwise
+from toolkit.quantize.corrections.effect import MIN_GAIN, Effect, effects_between, worst_of
 from toolkit.quantize.corrections.equalise import channel_ranges, equalise, link_tensors
 from toolkit.quantize.corrections.rounding import Int8, apply_steps, round_weights, weights_of
+from toolkit.quantize.quantize import with_operands
 from toolkit.quantize.ranges.fit import Fit, trial_ranges
 from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.trials.metrics import OutputNoise
@@ -33,6 +36,8 @@ Rows = Mapping[str, tuple[float, ...]]
 EQUALISATION = "equalisation"
 CORRECTION = "bias correction"
 ROUNDING = "learnt rounding"
+MIN_GAIN_OF_NODES = 2.0
+"""In dB of SQNR; equalisation that adds nodes to the graph is not kept for less."""
 CHANCE = "the gain may be chance: it differs too much from sample to sample"
 CORRECTION_SAMPLES = 16
 """Number of samples whose means correct the biases, or whose sums round the weights."""
@@ -68,8 +73,8 @@ def try_equalisation(
 ) -> tuple[Fit, Rows, CorrectionOutcome]:
     """Equalise by the channel ranges of `samples`, calibrate again, and keep it if it helps.
 
-    `refit` observes and fits the changed graph as `plain` was. Returns the better fit, its factors
-    by tensor, and the outcome.
+    Without the nodes that it adds, if it does not help with them. `refit` observes and fits the
+    changed graph as `plain` was. Returns the better fit, its factors by tensor, and the outcome.
     """
     name = EQUALISATION
     tensors = link_tensors(plain.graph)
@@ -84,22 +89,60 @@ def try_equalisation(
             {},
             CorrectionOutcome(name, requested, False, reason="all channels have one range already"),
         )
+    by_weights = rows.keys() - unlinked_depthwise(plain.graph.graph).keys()
+    least = MIN_GAIN if by_weights == rows.keys() else MIN_GAIN_OF_NODES
+    result = _equalised(plain, rows, refit, requested, least)
+    if not result[2].kept and 0 < len(by_weights) < len(rows):
+        weight_rows = {tensor: row for tensor, row in rows.items() if tensor in by_weights}
+        result = _equalised(plain, weight_rows, refit, requested, MIN_GAIN)
+    return result
+
+
+def _equalised(
+    plain: Fit,
+    rows: Rows,
+    refit: Callable[[ir.Model, Rows], Fit],
+    requested: Switch,
+    least: float,
+) -> tuple[Fit, Rows, CorrectionOutcome]:
+    """`try_equalisation` by given factors, which have to gain `least` dB."""
     changed = refit(adjust(plain.graph, Adjustments(equalised=dict(rows))), rows)
-    effects = effects_between(plain.sqnr_db, changed.sqnr_db)
-    helps = requested == "on" or worst_of(effects).helps()
+    effects = effects_between(_mean_sqnr_db(plain), _mean_sqnr_db(changed))
+    helps = requested == "on" or worst_of(effects).helps(least)
     reason = CHANCE if helps and requested == "auto" and not _less_error(changed, plain) else ""
     used = helps and not reason
-    outcome = CorrectionOutcome(name, requested, used, len(rows), effects, reason)
+    outcome = CorrectionOutcome(EQUALISATION, requested, used, len(rows), effects, reason)
     return (changed, rows, outcome) if used else (plain, {}, outcome)
 
 
+def _mean_sqnr_db(fitted: Fit) -> dict[str, float]:
+    """SQNR by output in dB, the mean over the methods: which is best on few samples is chance."""
+    by_method = [
+        fitted.noise.sqnr_db(ranges, frozenset(), fitted.judges) for ranges in _ranges(fitted)
+    ]
+    return {name: sum(row[name] for row in by_method) / len(by_method) for name in by_method[0]}
+
+
 def _less_error(changed: Fit, plain: Fit) -> bool:
-    """True if the error on the samples that judge is significantly less."""
+    """True if the error on the samples that judge is significantly less, over all methods.
+
+    In units of what each method gives without equalisation.
+    """
     errors, reference = (
-        fitted.noise.errors(trial_ranges(fitted.trial, fitted.amax), fitted.judges)
-        for fitted in (changed, plain)
+        np.array([one.noise.errors(ranges, one.judges) for ranges in _ranges(one)])
+        for one in (changed, plain)
     )
-    return significantly_less(errors, reference, SIGNIFICANT)
+    unit = reference.mean(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return significantly_less(
+            (errors / unit).mean(axis=0), (reference / unit).mean(axis=0), SIGNIFICANT
+        )
+
+
+def _ranges(fitted: Fit) -> list[dict[str, float]]:
+    """The ranges of every method."""
+    complete = (with_operands(fitted.graph, amax) for amax in fitted.candidates.values())
+    return [trial_ranges(fitted.trial, amax) for amax in complete]
 
 
 def try_rounding(

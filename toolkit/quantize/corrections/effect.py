@@ -26,9 +26,9 @@ class Effect:
         """after - before; 0 where both are infinite alike."""
         return 0.0 if self.before == self.after else self.after - self.before
 
-    def helps(self) -> bool:
+    def helps(self, least: float = MIN_GAIN) -> bool:
         """True if the gain is large enough; NaN never is."""
-        return self.gain >= MIN_GAIN
+        return self.gain >= least
 
 
 def effects_of(

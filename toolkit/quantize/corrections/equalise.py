@@ -25,6 +25,9 @@ A Clip(0, u) commutes only if it clips nothing. Channels observed within 0.9 u a
 they stay within it; the others keep s_i = 1, and so do all without observation. So with a Clip, and
 only then, outputs may differ on data outside the observed range. Other results change by float
 rounding only. Ranges of activations change: calibrate afterwards.
+
+Behind a function that does not commute, such as HardSwish or SiLU, a Mul by 1 / a_i is put before a
+depthwise layer ("activations" only): one more operation, where channels differ enough to pay it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +40,13 @@ from numpy.typing import NDArray
 
 from toolkit.errors import BuildError
 from toolkit.graph.constant_weights import as_float32, set_constant
-from toolkit.quantize.corrections.channel_links import Link, Refusal, find_links, is_depthwise
+from toolkit.quantize.corrections.channel_links import (
+    Link,
+    Refusal,
+    find_links,
+    is_depthwise,
+    unlinked_depthwise,
+)
 from toolkit.quantize.weights import constant_of
 
 Balance = Literal["weights", "activations"]
@@ -48,6 +57,8 @@ Vector = NDArray[np.float64]
 CLIP_HEADROOM = 0.9
 # A channel beyond three decades is effectively switched off, and its bias would grow with s.
 LARGEST_SCALE = 1000.0
+LEAST_SPREAD = 2.0
+"""The widest channel in geometric means of all channels from which on a Mul is put in."""
 MAX_ROUNDS = 20
 CONVERGED = 1.01
 
@@ -71,7 +82,7 @@ class EqualisedChain:
 class Equalised:
     """The rescaled copy of the model, its chains, and why other convolutions are in none.
 
-    `factors`: tensor of a link -> its divisors, [channels]; `scale_links` applies them again.
+    `factors`: tensor -> its divisors, [channels]; `scale_channels` applies them again.
     """
 
     model: ir.Model
@@ -84,7 +95,7 @@ def link_tensors(model: ir.Model) -> tuple[str, ...]:
     """The activations whose channel ranges `equalise` uses."""
     links, _ = find_links(model.graph)
     names = [name for link in links for name in (link.tensor, link.clipped) if name is not None]
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys((*names, *unlinked_depthwise(model.graph))))
 
 
 def channel_ranges(
@@ -137,23 +148,37 @@ def equalise(
         EqualisedChain(_names(chain), spread, _spread(chain), count)
         for chain, spread, count in zip(chains, spread_before, clip_limited, strict=True)
     )
-    return Equalised(scale_links(model, factors), factors, equalised, (*refusals, *unobserved))
+    if balance == "activations":
+        factors |= _unlinked_scales(model, ranges)
+    return Equalised(scale_channels(model, factors), factors, equalised, (*refusals, *unobserved))
 
 
-def scale_links(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.Model:
-    """Return a copy of the model with the tensors of links divided by factors, [channels].
+def _unlinked_scales(model: ir.Model, ranges: Ranges) -> dict[str, Vector]:
+    """Tensor -> factors by which a Mul divides it, where they differ enough."""
+    observed = (name for name in unlinked_depthwise(model.graph) if name in ranges)
+    scales = {name: _evening(ranges[name]) for name in observed}
+    return {name: scale for name, scale in scales.items() if scale.max() >= LEAST_SPREAD}
 
-    Raises BuildError: a tensor is no link of this model, or has another number of channels.
+
+def scale_channels(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.Model:
+    """Return a copy of the model with tensors divided by factors, [channels].
+
+    Tensors of links are divided by the weights of their producer, others by a Mul before their
+    depthwise layer.
+
+    Raises BuildError: a tensor is neither in this model, or has another number of channels.
     """
     changed = model.clone()
     links = {link.tensor: link for link in find_links(changed.graph)[0]}
+    unlinked = unlinked_depthwise(changed.graph)
     for name, scale in factors.items():
-        if name not in links:
+        if name not in links and name not in unlinked:
             raise BuildError(
-                f"Tensor {name!r} is to be equalised, but is none of the {len(links)} tensors of "
-                "this model that hand channels from layer to layer; calibrate this model again."
+                f"Tensor {name!r} is to be equalised, but is none of the "
+                f"{len(links) + len(unlinked)} tensors of this model that hand channels from layer "
+                "to layer; calibrate this model again."
             )
-        channels = _weight(links[name].producer).shape[0]
+        channels = _weight(links[name].producer if name in links else unlinked[name]).shape[0]
         if len(scale) != channels:
             raise BuildError(
                 f"Tensor {name!r} has {channels} channels, but {len(scale)} factors equalise it; "
@@ -163,7 +188,24 @@ def scale_links(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.Mode
     for name, link in links.items():
         if name in factors:
             _apply(changed.graph, [link], [np.asarray(factors[name], np.float64)])
+    for name, node in unlinked.items():
+        if name in factors:
+            _divide_before(changed.graph, node, np.asarray(factors[name], np.float64))
     return changed
+
+
+def _divide_before(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
+    """Put a Mul by 1 / `scale` before a depthwise layer; multiply the layer's inputs."""
+    value = node.inputs[0]
+    assert value is not None  # unlinked_depthwise takes only such nodes
+    weight, name = _weight(node), f"{value.name}_equalised"
+    result = ir.Value(name=name, shape=value.shape, type=value.type)
+    divide = ir.Node("", "Mul", [value], outputs=[result], name=name)
+    graph.insert_before(node, divide)
+    across = (1, -1, *(1,) * (weight.ndim - 2))
+    set_constant(graph, divide, 1, as_float32((1.0 / scale).reshape(across)), f"{name}_factors")
+    node.replace_input_with(0, result)
+    _set_weight(graph, node, weight * _of_inputs(node, weight, scale))
 
 
 def _with_ranges(
@@ -222,15 +264,21 @@ def _range_scales(chain: Sequence[Link], ranges: Ranges) -> list[Vector]:
     scales = []
     for link in chain:
         observed = ranges[link.tensor].astype(np.float64)
-        weight_ranges = np.ones_like(observed)
-        if not is_depthwise(link.consumer):
-            weight_ranges = _input_ranges(link.consumer, relative=True)
-        alive = (observed > 0) & (weight_ranges > 0)
-        log = np.log(np.where(alive, observed, 1.0)) - np.log(np.where(alive, weight_ranges, 1.0))
-        log = log if is_depthwise(link.consumer) else log / 2
-        centre = log[alive].mean() if alive.any() else 0.0
-        scales.append(_limited(np.exp(log - centre), alive))
+        if is_depthwise(link.consumer):
+            scales.append(_evening(observed))
+            continue
+        weight_ranges = _input_ranges(link.consumer, relative=True)
+        ratio = np.divide(observed, weight_ranges, where=weight_ranges > 0, out=observed * 0.0)
+        scales.append(_evening(np.sqrt(ratio)))
     return scales
+
+
+def _evening(ranges: NDArray[Any]) -> Vector:
+    """Factors with the ratios of `ranges` and a geometric mean of 1, [channels]; of zeros 1."""
+    alive = ranges > 0
+    log = np.log(np.where(alive, ranges, 1.0).astype(np.float64))
+    centre = log[alive].mean() if alive.any() else 0.0
+    return _limited(np.exp(log - centre), alive)
 
 
 def _limited(scale: Vector, alive: NDArray[np.bool_]) -> Vector:

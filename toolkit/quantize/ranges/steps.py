@@ -325,9 +325,10 @@ def _equalise(
 
     def refit(changed: ir.Model, rows: Rows) -> Fit:
         checkpoint = _checkpoint_of(job.options.resume, job.model_sha256, rows)
-        run = shared_runner(changed, job.tensors)
-        observation = observe(job, changed, run, checkpoint)
-        return fit_ranges(job, judges, changed, observation, run, exact=plain.noise.exact)
+        own = replace(job, tensors=calibrated_tensors(changed))
+        run = shared_runner(changed, own.tensors)
+        observation = observe(own, changed, run, checkpoint)
+        return fit_ranges(own, judges, changed, observation, run, exact=plain.noise.exact)
 
     return try_equalisation(plain, job.data, refit, switch)
 
