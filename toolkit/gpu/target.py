@@ -130,6 +130,11 @@ class GpuTarget:
         """Whether tensor cores read operands from shared memory (wgmma, of sm_90 alone)."""
         return self.sm == 90
 
+    @property
+    def has_mma_sync(self) -> bool:
+        """Whether each warp reads operands into registers and multiplies alone (mma.sync)."""
+        return 80 <= self.sm < 90 or self.sm == 120
+
     def products_per_cycle(self, item_bytes: int) -> float:
         """Products that one SM makes in a cycle at most, of operands of 1, 2 or 4 bytes.
 

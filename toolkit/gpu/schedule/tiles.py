@@ -14,6 +14,7 @@ _MIN_DEPTH = {1: 32, 2: 16, 4: 16}  # of a main loop step, by bytes of an operan
 # through registers.
 _MAX_ROW_BYTES = 128
 _MAX_ROW_BYTES_IN_REGISTERS = 64
+_MIN_WIDE_COLUMNS = 128  # of tiles that take a whole line with mma.sync, in FP16
 # INT8 under one tap: two taps a step took 15.5 us, one 14.4 (ResNet-50, layer 1, batch 32).
 _HALF_CACHE_LINE_BYTES = 64
 _MEMORY_BOUND_ELEMENTS = 1024  # of a memory-bound block
@@ -57,7 +58,7 @@ _TILE_SHAPES = (
 _MAX_ACCUMULATORS = {1: 64, 2: 128, 4: 64}
 _MAX_ACCUMULATORS_PLAIN_INT8 = 128  # INT8 without a residual
 _MAX_INT8_COLUMNS = 128  # wider ones are ranked too high: ResNet-50 on 14 SMs lost 14 %
-_MAX_ACCUMULATORS_WITH_OPERANDS = 64  # where operands go through registers too
+_MAX_ACCUMULATORS_WITH_OPERANDS = 64  # where operands go through registers too, but for mma.sync
 _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in registers, too
 
 # The estimate, in cycles of one SM. The figures were fitted to 1373 times of the products of
@@ -81,6 +82,13 @@ _STORE_BYTES_PER_CYCLE = 26  # a cycle, between one SM and the L2 cache in the e
 _REQUANTIZE_CYCLES = 0.08  # of one INT8 result
 _MEMORY_EFFICIENCY = 0.789525  # of the peak bandwidth: 14.5 of 18.4 bytes a cycle on an H200
 _MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
+# With mma.sync, FP16, in place of those above: fitted to 896 times of ResNet-50 at batch 8, whose
+# kernels were compiled for sm_80, on 14 SMs of an H200. Of these the tile ranked first takes 5.7 %
+# longer than the fastest on average.
+_SHARED_BYTES_PER_CYCLE = 128  # that the warps of an SM read, each its own rows and columns
+_HIDDEN_BLOCK_CYCLES_MMA_SYNC = 600
+_RESIDENT_BLOCK_CYCLES_MMA_SYNC = 100
+_MMA_ROWS, _MMA_COLUMNS = 16, 8  # of one instruction
 _FIXED_REGISTERS = 70  # of a thread beside its accumulators
 _INT8_REGISTERS = 2  # more of them to requantize
 _SM_REGISTERS = 65536  # of an SM; CUDA C++ Programming Guide, as the threads below
@@ -190,18 +198,15 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     blocks_of_sm = ceil_div(blocks, gpu.sm_count)
     steps = ceil_div(ceil_div(opt(shape.depth), tile.depth), tile.split_k)
     stored_bytes = shape.stored_bytes if tile.split_k == 1 else _PARTIAL_BYTES
-    # Tensor cores of sm_90 take 64 rows at least; those of FP16 take fewer at half the speed.
-    results = max(tile.rows, 64 if shape.item_bytes == 1 else 32) * tile.columns
-    multiply = results * tile.depth / (_MMA_EFFICIENCY * gpu.products_per_cycle(shape.item_bytes))
     copied = (tile.rows + (0 if tile.programs else tile.columns)) * tile.depth * shape.item_bytes
     copies = copied / (_COPY_BYTES * tile.warps * WARP)
     requantize = _REQUANTIZE_CYCLES if shape.is_int8 and tile.split_k == 1 else 0
     store = tile.rows * tile.columns * (stored_bytes / _STORE_BYTES_PER_CYCLE + requantize)
     copy = copied / _L2_BYTES_PER_CYCLE
-    hidden_step = max(multiply + _HIDDEN_STEP_CYCLES, copy)
+    hidden_step = max(_multiply_cycles(shape, tile, gpu), copy)
     lone_step = max(_STEP_CYCLES + _COPY_CYCLES * copies, hidden_step)
     lone_block = _PROLOGUE_CYCLES + steps * lone_step + store
-    hidden_block = _RESIDENT_BLOCK_CYCLES if tile.programs else _HIDDEN_BLOCK_CYCLES
+    hidden_block = _hidden_block_cycles(shape, tile, gpu)
     throughput = blocks_of_sm * (steps * hidden_step + store + hidden_block)
     stored = tile.rows * tile.columns * stored_bytes
     loaded = tile.rows * shape.unshared_depth * shape.item_bytes / columns
@@ -213,6 +218,41 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
         return max(throughput, memory) * uneven + lone_block
     reduce = 0.0 if tile.split_k == 1 else _reduce_cycles(shape, tile.split_k, gpu)
     return max(waves * lone_block, max(throughput, memory) + _EXPOSED_TAIL * lone_block) + reduce
+
+
+def _multiply_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
+    """Estimate the products of a main loop step, in cycles, where copies are hidden."""
+    products = gpu.products_per_cycle(shape.item_bytes)
+    if _has_wide_warps(shape, gpu):
+        read = _warp_sides(tile) * tile.depth * shape.item_bytes
+        multiply = tile.rows * tile.columns * tile.depth / products
+        return multiply + read / _SHARED_BYTES_PER_CYCLE
+    # Tensor cores of sm_90 take 64 rows at least; those of FP16 take fewer at half the speed.
+    results = max(tile.rows, 64 if shape.item_bytes == 1 else 32) * tile.columns
+    return results * tile.depth / (_MMA_EFFICIENCY * products) + _HIDDEN_STEP_CYCLES
+
+
+def _hidden_block_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
+    """Return the cycles of a block beside its steps, where other blocks hide the rest."""
+    if _has_wide_warps(shape, gpu):
+        return _RESIDENT_BLOCK_CYCLES_MMA_SYNC if tile.programs else _HIDDEN_BLOCK_CYCLES_MMA_SYNC
+    return _RESIDENT_BLOCK_CYCLES if tile.programs else _HIDDEN_BLOCK_CYCLES
+
+
+def _has_wide_warps(shape: GemmShape, gpu: GpuTarget) -> bool:
+    """Whether warps have 128 accumulators a thread beside operands: mma.sync in FP16."""
+    return gpu.has_mma_sync and shape.item_bytes == 2
+
+
+def _warp_sides(tile: Tile) -> int:
+    """Return the rows and columns that all warps read, as Triton divides a tile for mma.sync."""
+    rows, columns = tile.rows, tile.columns  # of a warp
+    for _ in range(tile.warps.bit_length() - 1):
+        if rows > _MMA_ROWS and rows // _MMA_ROWS >= columns // (2 * _MMA_COLUMNS):
+            rows //= 2
+        else:
+            columns //= 2
+    return tile.warps * (rows + columns)
 
 
 def _vector_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
@@ -295,7 +335,7 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
     accumulators = _MAX_ACCUMULATORS[shape.item_bytes]
     if shape.is_int8 and shape.stored_bytes == 1:
         accumulators = _MAX_ACCUMULATORS_PLAIN_INT8
-    if not gpu.has_wgmma:
+    if not (gpu.has_wgmma or _has_wide_warps(shape, gpu)):
         accumulators = _MAX_ACCUMULATORS_WITH_OPERANDS
     return rows * columns <= accumulators * warps * WARP
 
@@ -307,7 +347,7 @@ def _small_tiles_help(shape: GemmShape, columns: int, gpu: GpuTarget) -> bool:
 
 
 def _tile(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarget) -> Tile:
-    depth = _depth(shape, gpu)
+    depth = _depth(shape, rows, columns, warps, gpu=gpu)
     steps = ceil_div(opt(shape.depth), depth)
     alone = _blocks(shape, rows, columns) <= gpu.sm_count  # has all of the SM's shared memory
     stages = (4 if alone or rows + columns <= 128 else 3) if gpu.copies_while_computing else 2
@@ -315,12 +355,14 @@ def _tile(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarg
     return Tile(rows, columns, depth, warps, max(1, min(stages, room, max(2, steps))))
 
 
-def _depth(shape: GemmShape, gpu: GpuTarget) -> int:
+def _depth(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarget) -> int:
     """Return the depth of a step: a line of shared memory, or the whole depth if it is less."""
     if shape.item_bytes == 1 and shape.unshared_depth == _HALF_CACHE_LINE_BYTES < shape.depth:
         return _HALF_CACHE_LINE_BYTES
     minimum = _MIN_DEPTH[shape.item_bytes]
-    line = _MAX_ROW_BYTES if gpu.has_wgmma else _MAX_ROW_BYTES_IN_REGISTERS
+    few = rows * columns <= _MAX_ACCUMULATORS_WITH_OPERANDS * warps * WARP
+    wide = _has_wide_warps(shape, gpu) and few and columns >= _MIN_WIDE_COLUMNS
+    line = _MAX_ROW_BYTES if gpu.has_wgmma or wide else _MAX_ROW_BYTES_IN_REGISTERS
     maximum = line // shape.item_bytes if gpu.has_matrix_units else minimum
     maximum = min(maximum, shape.block_columns or maximum)  # under one tap
     return max(minimum, min(maximum, power_of_two(shape.depth)))
