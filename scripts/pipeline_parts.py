@@ -277,15 +277,15 @@ def made_ns(image: NDArray[np.uint8]) -> int:
 
 
 def clock_of(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a copy of the pixels that `read_clock` needs of a picture."""
+    """Return a copy of the pixels that `read_clock` needs of a picture, BGR or a plane of luma."""
     middle = CELL // 2
-    return image[middle - 1 : middle + 1, middle : BITS * CELL : CELL].copy()
+    return np.array(image[middle - 1 : middle + 1, middle : BITS * CELL : CELL], np.uint8)
 
 
 def read_clock(cells: NDArray[np.uint8]) -> int:
     """Return the time in a picture's clock, in ns of time.monotonic()."""
-    levels = cells.mean(axis=(0, 2))
-    return sum(1 << i for i, level in enumerate(levels) if level > 128) * 1000
+    levels = cells.reshape(*cells.shape[:2], -1).mean(axis=(0, 2))
+    return sum(1 << i for i, level in enumerate(levels.tolist()) if level > 128) * 1000
 
 
 class _Report(NamedTuple):

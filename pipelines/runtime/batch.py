@@ -19,7 +19,13 @@ from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.results import Decoded, Detections, ModelResult, ModelRun, no_detections
 from pipelines.runtime.feed import Picture
-from pipelines.runtime.lanes import Inference, InferenceResult, Model, batch_sizes
+from pipelines.runtime.lanes import (
+    Inference,
+    InferenceResult,
+    Model,
+    PendingResults,
+    batch_sizes,
+)
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.model_stage import fallbacks_of, model_stages_of
 from pipelines.sinks.controls import Controls
@@ -76,7 +82,7 @@ class Started:
 
     inferences: list[_FrameInference]
     begin_ns: int
-    first: list[Future[list[InferenceResult]]]
+    first: list[PendingResults]
     first_rows: list[int]
     beside: dict[str, tuple[list[int], Future[list[tuple[ModelRun, Decoded]]]]]
     here: bool
@@ -84,7 +90,8 @@ class Started:
     @property
     def futures(self) -> tuple[Future[Any], ...]:
         """What is to be done before the batch can be finished without waiting."""
-        return (*self.first, *(future for _, future in self.beside.values()))
+        running = (one for one in self.first if isinstance(one, Future))
+        return (*running, *(future for _, future in self.beside.values()))
 
     def prepare_s(self) -> float:
         """Return how long it took to make the first model's inputs; those of a second inference

@@ -68,8 +68,13 @@ class HostFeed:
 
     def put(self, row: int, picture: Picture) -> Placed:
         """See `Feed.put`."""
-        image = picture.image if isinstance(picture, Frame) else picture
-        return Placed(self._preprocessors[row].run(image)[1], image.shape)
+        preprocessor = self._preprocessors[row]
+        if not isinstance(picture, Frame):
+            return Placed(preprocessor.run(picture)[1], picture.shape)
+        geometry = None if picture.nv12 is None else preprocessor.run_nv12(picture.nv12)
+        if geometry is None:
+            geometry = preprocessor.run(picture.image)[1]
+        return Placed(geometry, (*picture.size, 3))
 
     def infer(self, count: int) -> Outputs:
         """See `Feed.infer`."""

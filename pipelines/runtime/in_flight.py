@@ -47,7 +47,7 @@ class _Progress:
     """How many models of a batch are not done, and when the last one was."""
 
     running: int
-    done_s: float = inf
+    done_s: float
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class InFlightQueue:
         started = self._runner.start(batch, here=self._is_unhurried(len(batch)))
         now_s = time.monotonic()
         futures = started.futures
-        progress = _Progress(len(futures))
+        progress = _Progress(len(futures), now_s)
         self._pending.append(_PendingBatch(started, begin_s, now_s - begin_s, progress))
         for future in futures:  # it keeps its callback's arguments: not the batch's arrays
             future.add_done_callback(partial(self._model_done, progress))
@@ -156,14 +156,14 @@ class InFlightQueue:
     def finish(self, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Yield the results of the oldest batch; waits for its models if they are not done."""
         pending = self._pending[0]
-        with self._arrived:
-            self._arrived.wait_for(lambda: not pending.progress.running)
-        pending.started.collect()
-        engine_s = self._learn(pending) if pending.started.first else 0.0
+        if pending.progress.running:
+            with self._arrived:
+                self._arrived.wait_for(lambda: not pending.progress.running)
         self._pending.popleft()
         begin_s = time.monotonic()
         yield from self._runner.finish(pending.started, sinks)
         pending.own_s += time.monotonic() - begin_s
+        engine_s = self._learn(pending) if pending.started.first else 0.0
         if pending.started.here:
             pending.own_s -= engine_s
         self._costs.own.add(pending.own_s)

@@ -146,6 +146,24 @@ class InferenceResult:
         return decode(self.outputs, self.network.decode, self.view)
 
 
+class PendingResults(Protocol):
+    """What a run of a network gives: a Future, or a `Done`."""
+
+    def result(self) -> list[InferenceResult]:
+        """Wait for the results. Raises what the engine has raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Results that are there: a frame would wait for the locks of a Future."""
+
+    results: list[InferenceResult]
+
+    def result(self) -> list[InferenceResult]:
+        """Return them."""
+        return self.results
+
+
 @dataclass(frozen=True, slots=True)
 class _Inputs:
     """A batch that is ready for the engine."""
@@ -241,22 +259,18 @@ class Network:
         here = len(pictures) <= self.room  # nothing to do meanwhile
         return [one for future in self.start(pictures, here=here) for one in future.result()]
 
-    def start(
-        self, pictures: Sequence[Picture], *, here: bool = False
-    ) -> list[Future[list[InferenceResult]]]:
+    def start(self, pictures: Sequence[Picture], *, here: bool = False) -> list[PendingResults]:
         """Make inputs of pictures, and let the engine begin; the results are in their order.
 
         `here`: infer in the caller's thread, so that all is done on return: two changes of threads
         are saved.
         """
-        started: list[Future[list[InferenceResult]]] = []
+        started: list[PendingResults] = []
         for chunk in self._chunks(pictures):
             lane = self._next_lane()
             inputs = lane.prepare(chunk)
             if here:
-                done: Future[list[InferenceResult]] = Future()
-                done.set_result(self._infer(lane, inputs))
-                started.append(done)
+                started.append(Done(self._infer(lane, inputs)))
             else:
                 started.append(lane.thread.submit(self._infer, lane, inputs))
         return started
@@ -299,11 +313,11 @@ class Network:
         )
         results = []
         for row, placed in enumerate(places):
-            rows = slice(row, row + 1)
-            own = {name: output[rows] for name, output in outputs.items()}
+            own = outputs
+            if self._largest > 1:
+                own = {name: output[row : row + 1] for name, output in outputs.items()}
             view = view_of(placed.geometry, placed.shape, self._preprocess)
-            only = outputs if self._largest == 1 else own
-            results.append(InferenceResult(self, only, view, run))
+            results.append(InferenceResult(self, own, view, run))
         return results
 
     def _size_for(self, count: int) -> int:

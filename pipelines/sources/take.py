@@ -250,12 +250,12 @@ class _Gathering:
     def _wait(self, free_s: float) -> None:
         """Wait until a frame may be taken that is there or is due, the batch closes, or engines
         have results."""
+        self._tick()  # not afterwards: a frame would wait for it
         with self._waiting.arrived:
             due_s = min(source.due_s for source in self._turn if not source.ended)
             wait_s = min(max(due_s, free_s), self._closing_s) - time.monotonic()
             if wait_s > 0.0 and not self._engines.has_results:
                 self._waiting.arrived.wait(min(wait_s, WAIT_S))
-        self._tick()
 
     def _tick(self) -> None:
         # An engine that hangs must not look alive: while it runs, only its results are a sign.

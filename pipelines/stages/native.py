@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.decode_config import Scored
+from pipelines.frame import Nv12
 from pipelines.results import Detections
 from pipelines.stages.track import Tracker, Tracks
 from pipelines.stages.view import View
@@ -87,8 +88,11 @@ class NativeStages:
         version = getattr(functions, "tandem_stages_version", int)()
         if version != VERSION:
             raise OSError(f"{library}: its stages have version {version}, not {VERSION}")
-        self._planes = functions.tandem_stages_planes
-        self._planes.argtypes, self._planes.restype = (POINTER(_PlanesCall),), None
+        self.planes = functions.tandem_stages_planes
+        self.planes.argtypes, self.planes.restype = (POINTER(_PlanesCall),), None
+        self.planes_nv12 = functions.tandem_stages_planes_nv12
+        self.planes_nv12.argtypes = (POINTER(_PlanesCall), c_void_p)
+        self.planes_nv12.restype = None
         self._decode = functions.tandem_stages_decode
         self._decode.argtypes, self._decode.restype = (POINTER(_DecodeCall),), c_int64
         self.track = functions.tandem_stages_track
@@ -97,30 +101,6 @@ class NativeStages:
             *(c_size_t, c_double, c_void_p, c_void_p),
         )
         self.track.restype = c_int64
-
-    def planes(
-        self,
-        pixels: NDArray[np.uint8],
-        out: NDArray[np.float32],
-        factors: tuple[float, ...],
-        shifts: tuple[float, ...],
-        *,
-        reverse: bool,
-    ) -> bool:
-        """Write pixels [H, W, 3] * factor - shift to `out` [3, H, W], from the last channel on if
-        `reverse`; return False for arrays that the library does not take."""
-        rows, columns, _ = pixels.shape
-        plane_bytes, row_bytes, element_bytes = out.strides
-        if pixels.strides[1:] != (3, 1) or element_bytes != 4 or not out.flags.aligned:
-            return False
-        if min(pixels.strides[0], plane_bytes, row_bytes) < 0:
-            return False
-        call = _PlanesCall(
-            pixels.ctypes.data, out.ctypes.data, (c_float * 3)(*factors), (c_float * 3)(*shifts),
-            rows, columns, pixels.strides[0], row_bytes // 4, plane_bytes // 4, reverse,
-        )  # fmt: skip
-        self._planes(byref(call))
-        return True
 
     def decode(
         self, head: NDArray[Any], classes: int, config: Scored, view: View
@@ -145,6 +125,59 @@ class NativeStages:
         boxes, input_boxes = floats[:8].reshape(2, most, 4)
         detections = Detections(boxes[:count], floats[8, :count], integers[0, :count])
         return DecodedHead(detections, input_boxes[:count], integers[1, :count])
+
+
+class NativePlanes:
+    """The planes of a network input, which the library fills: value * factor - shift."""
+
+    def __init__(
+        self,
+        stages: NativeStages,
+        out: NDArray[np.float32],
+        factors: tuple[float, ...],
+        shifts: tuple[float, ...],
+        *,
+        reverse: bool,
+    ) -> None:
+        """`out`: [3, H, W]; from the last channel on if `reverse`."""
+        self._stages = stages
+        self._out = out
+        plane_bytes, row_bytes, element_bytes = out.strides
+        self._is_possible = (
+            element_bytes == 4 and out.flags.aligned and min(plane_bytes, row_bytes) >= 0
+        )
+        self._call = _PlanesCall(
+            0, out.ctypes.data, (c_float * 3)(*factors), (c_float * 3)(*shifts),
+            *out.shape[1:], 0, row_bytes // 4, plane_bytes // 4, reverse,
+        )  # fmt: skip
+
+    def write(self, pixels: NDArray[np.uint8]) -> bool:
+        """Fill them with BGR pixels [H, W, 3]; return False for arrays that the library does not
+        take."""
+        is_fit = pixels.strides[1:] == (3, 1) and pixels.shape[:2] == self._out.shape[1:]
+        if not self._takes(pixels) or not is_fit:
+            return False
+        self._stages.planes(byref(self._call))
+        return True
+
+    def write_nv12(self, picture: Nv12) -> bool:
+        """Fill them with the BGR pixels that OpenCV would make of a picture; return False for one
+        that the library does not take."""
+        rows = picture.rows
+        is_fit = (picture.height, picture.width) == self._out.shape[1:]
+        luma_rows = len(rows) // 3 * 2
+        is_fit &= len(rows) % 3 == 0 and luma_rows >= picture.height
+        if rows.strides[1] != 1 or not self._takes(rows) or not is_fit:
+            return False
+        if rows.shape[1] < picture.width + picture.width % 2:
+            return False
+        chroma = self._call.pixels + luma_rows * rows.strides[0]
+        self._stages.planes_nv12(byref(self._call), chroma)
+        return True
+
+    def _takes(self, pixels: NDArray[np.uint8]) -> bool:
+        self._call.pixels, self._call.pixel_stride = pixels.ctypes.data, max(pixels.strides[0], 0)
+        return self._is_possible and pixels.strides[0] >= 0
 
 
 @lru_cache(maxsize=1)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from device.errors import PipelineError
 from pipelines.config import PreprocessConfig
-from pipelines.frame import Image
+from pipelines.frame import Image, Nv12
 from pipelines.stages.antialias import resize_part
-from pipelines.stages.native import native_stages
+from pipelines.stages.native import NativePlanes, native_stages
 from pipelines.stages.view import Geometry
 from pipelines.vision import cv2
 
@@ -43,11 +43,7 @@ def preprocess(
 
     `out`: an array of the input's shape and dtype, written and returned instead of a new one.
     """
-    _check_image(image)
-    blob = empty_input(config) if out is None else out
-    _check_out(blob, config)
-    _pad(blob, config)
-    return blob, _paint(image, config, blob, _Scratch())
+    return Preprocessor(config, out).run(image)
 
 
 def empty_input(config: PreprocessConfig) -> Input:
@@ -66,17 +62,45 @@ class Preprocessor:
         self._config = config
         self._blob: Input = empty_input(config) if out is None else out
         _check_out(self._blob, config)
-        self._padded_for: tuple[int, ...] | None = None
+        self._place: _Place | None = None
         native_stages()  # loaded now: the first frame is not to wait
         self._scratch = _Scratch()
 
     def run(self, image: Image) -> tuple[Input, Geometry]:
         """Return the network input for an image, uint8 [H, W, 3] BGR, and where it lies in it."""
         _check_image(image)
-        if image.shape != self._padded_for:
+        place = self._place_of(*image.shape[:2])
+        _paint(image, self._config, place, self._scratch)
+        return self._blob, place.geometry
+
+    def run_nv12(self, picture: Nv12) -> Geometry | None:
+        """Write the network input for a camera's picture that is not resized, and return where it
+        lies in it. None: `run` has to do it, on the picture as an image."""
+        place = self._place_of(picture.height, picture.width)
+        if place.native is None or place.inner != (picture.width, picture.height):
+            return None
+        return place.geometry if place.native.write_nv12(picture) else None
+
+    def _place_of(self, height: int, width: int) -> "_Place":
+        """Return where images of a size land; pads the input if it is another one than before."""
+        if self._place is None or self._place.size != (height, width):
+            self._place = _place_of(height, width, self._config, self._blob)
             _pad(self._blob, self._config)
-            self._padded_for = image.shape
-        return self._blob, _paint(image, self._config, self._blob, self._scratch)
+        return self._place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where images of a size land: `inner`, their width and height once resized; of that, the part
+    `left`, `top` and so on as large as `target`, a view [C, H, W] of the input."""
+
+    size: tuple[int, int]
+    geometry: Geometry
+    inner: tuple[int, int]
+    left: int
+    top: int
+    target: Input
+    native: NativePlanes | None  # of `target`, where libtandem fills it
 
 
 @dataclass(slots=True)
@@ -138,46 +162,54 @@ def _pad(blob: Input, config: PreprocessConfig) -> None:
         plane[:] = (pixel - config.mean[channel]) / config.std[channel]
 
 
-def _paint(image: Image, config: PreprocessConfig, blob: Input, scratch: _Scratch) -> Geometry:
-    height, width = image.shape[:2]
+def _place_of(height: int, width: int, config: PreprocessConfig, blob: Input) -> _Place:
+    """Return where images of that size land in an input."""
     geometry = fit(height, width, config)
-    inner_w, inner_h = inner_size(height, width, config)
+    inner = inner_size(height, width, config)
     x, y = geometry.pad_x, geometry.pad_y
     left, top = max(-x, 0), max(-y, 0)
-    columns, rows = min(inner_w - left, config.width), min(inner_h - top, config.height)
+    columns, rows = min(inner[0] - left, config.width), min(inner[1] - top, config.height)
     x, y = max(x, 0), max(y, 0)
-    resized: NDArray[Any] = image  # a frame that fits is not copied
-    if config.interpolation and (inner_w, inner_h) != (width, height):
-        part = (left, top, columns, rows)
-        resized = resize_part(image, (inner_w, inner_h), part, config.interpolation)
-    else:
-        if (inner_w, inner_h) != (width, height):
-            resized = scratch.resized = cv2.resize(
-                image, (inner_w, inner_h), dst=scratch.resized, interpolation=cv2.INTER_LINEAR
-            )
-        resized = resized[top : top + rows, left : left + columns]
-    inner = _channels_first(blob, config)[:, y : y + rows, x : x + columns]
-    if config.dtype == "uint8" and config.layout == "nchw" and config.color != "grey":
-        cv2.split(resized, list(inner[::-1] if config.color == "rgb" else inner))
-        return geometry
-    if config.dtype == "float32" and config.color != "grey" and _by_library(resized, config, inner):
-        return geometry
-    for channel, plane in enumerate(_planes(resized, config, scratch)):
-        _normalise(plane, config, channel, inner[channel])
-    return geometry
+    target = _channels_first(blob, config)[:, y : y + rows, x : x + columns]
+    native = _native_planes(config, target)
+    return _Place((height, width), geometry, inner, left, top, target, native)
 
 
-def _by_library(image: NDArray[Any], config: PreprocessConfig, out: Input) -> bool:
-    """Let libtandem do all channels at once, with the results of `_normalise`; return whether it
-    did."""
+def _native_planes(config: PreprocessConfig, target: Input) -> NativePlanes | None:
+    """Return what fills all channels at once, with the results of `_normalise`."""
     stages = native_stages()
-    return stages is not None and stages.planes(
-        image,
-        out,
+    if stages is None or config.dtype != "float32" or config.color == "grey":
+        return None
+    return NativePlanes(
+        stages,
+        target,
         tuple(config.scale / std for std in config.std),
         tuple(mean / std for mean, std in zip(config.mean, config.std, strict=True)),
         reverse=config.color == "rgb",
     )
+
+
+def _paint(image: Image, config: PreprocessConfig, place: _Place, scratch: _Scratch) -> None:
+    """Write an image to its place."""
+    left, top, target = place.left, place.top, place.target
+    rows, columns = target.shape[1:]
+    resized: NDArray[Any] = image  # a frame that fits is not copied
+    if config.interpolation and place.inner != image.shape[1::-1]:
+        part = (left, top, columns, rows)
+        resized = resize_part(image, place.inner, part, config.interpolation)
+    else:
+        if place.inner != image.shape[1::-1]:
+            resized = scratch.resized = cv2.resize(
+                image, place.inner, dst=scratch.resized, interpolation=cv2.INTER_LINEAR
+            )
+        resized = resized[top : top + rows, left : left + columns]
+    if config.dtype == "uint8" and config.layout == "nchw" and config.color != "grey":
+        cv2.split(resized, list(target[::-1] if config.color == "rgb" else target))
+        return
+    if place.native is not None and place.native.write(resized):
+        return
+    for channel, plane in enumerate(_planes(resized, config, scratch)):
+        _normalise(plane, config, channel, target[channel])
 
 
 def _normalise(plane: NDArray[Any], config: PreprocessConfig, channel: int, out: Input) -> None:

@@ -3,9 +3,10 @@
 import ctypes
 import logging
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,26 +18,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_fixtures import compiled_stages
+from stages_by_pipe import AARCH64, StagesByPipe, compiled_program
 
 from pipelines.config import PreprocessConfig
 from pipelines.decode_config import UltralyticsDetect, UltralyticsPose
+from pipelines.frame import Frame, Nv12, Stamp
 from pipelines.results import Detections
+from pipelines.runtime.feed import HostFeed
+from pipelines.sources.live import RawFrame
 from pipelines.stages import native, preprocess
 from pipelines.stages.decode import decode
 from pipelines.stages.decoders import candidates, ultralytics
-from pipelines.stages.native import NativeStages, NativeTracker
+from pipelines.stages.native import NativePlanes, NativeStages, NativeTracker
 from pipelines.stages.preprocess import Preprocessor
 from pipelines.stages.track import Tracker, Tracks
 from pipelines.stages.view import Geometry, View
 from pipelines.track_config import TrackerConfig
+from pipelines.vision import cv2
 
 SEEDS = st.integers(0, 2**32 - 1)
 FLAGS = os.environ.get("STAGES_FLAGS", "-O3").split()  # of the compiler
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> NativeStages:
-    return NativeStages(str(compiled_stages(tmp_path_factory, *FLAGS)))
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeStages]:
+    stages = NativeStages(str(compiled_stages(tmp_path_factory, *FLAGS)))
+    if "STAGES_ON_AARCH64" not in os.environ:
+        yield stages
+        return
+    with StagesByPipe(compiled_program(tmp_path_factory.mktemp("aarch64"))) as others:
+        for name in ("planes", "planes_nv12", "_decode", "track"):
+            setattr(stages, name, getattr(others, name.lstrip("_")))
+        yield stages
 
 
 @contextmanager
@@ -84,7 +97,7 @@ def a_view(rng: np.random.Generator) -> View:
     return View(geometry, *rng.integers(1, 700, 4).tolist())
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(SEEDS)
 def test_heads_are_decoded_to_the_same_bits(stages: NativeStages, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -149,7 +162,7 @@ def test_suppression_can_be_off(stages: NativeStages) -> None:
 # --- inputs
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     SEEDS,
     st.sampled_from(["rgb", "bgr"]),
@@ -179,14 +192,81 @@ def test_inputs_are_the_same_bits(
 
 def test_arrays_of_another_order_are_left_to_the_reference(stages: NativeStages) -> None:
     pixels, out = np.zeros((4, 5, 3), np.uint8), np.zeros((3, 4, 5), np.float32)
-    numbers = (1.0, 1.0, 1.0)
-    assert stages.planes(pixels, out, numbers, numbers, reverse=False)
+    rows = np.zeros((6, 8), np.uint8)
+    picture, numbers = Nv12(rows, 5, 4), (1.0, 1.0, 1.0)
+    planes = NativePlanes(stages, out, numbers, numbers, reverse=False)
+    assert planes.write(pixels)
     assert (out == -1.0).all()
+    assert planes.write_nv12(picture)
     odd = np.ndarray((3, 4, 5), np.float32, bytes(300), strides=(87, 21, 4))  # rows of 5 1/4 floats
-    targets = (out[..., ::-1], odd)
-    images = (pixels[::-1], pixels[..., ::-1])
-    for image, planes in (*((one, out) for one in images), *((pixels, one) for one in targets)):
-        assert not stages.planes(image, planes, numbers, numbers, reverse=False)
+    for target in (out[..., ::-1], out[:, ::-1], odd):
+        other = NativePlanes(stages, target, numbers, numbers, reverse=False)
+        assert not other.write(pixels)
+        assert not other.write_nv12(picture)
+    for image in (pixels[::-1], pixels[..., ::-1], pixels[:3]):
+        assert not planes.write(image)
+    for others in (
+        Nv12(rows, 4, 4), Nv12(rows, 5, 3), Nv12(rows[::-1], 5, 4), Nv12(rows[:, ::-1], 5, 4),
+        Nv12(rows[:5], 5, 4), Nv12(rows[:3], 5, 4), Nv12(rows[:, :5], 5, 4),
+    ):  # fmt: skip
+        assert not planes.write_nv12(others)
+
+
+def echo(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+    return feeds
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.sampled_from(["rgb", "bgr"]), st.sampled_from(["letterbox", "centre-crop"]))
+def test_inputs_of_a_cameras_picture_are_the_same_bits(
+    stages: NativeStages, seed: int, color: Any, resize: Any
+) -> None:
+    rng = np.random.default_rng(seed)
+    width, height = (int(size) for size in rng.integers(1, 60, 2))
+    luma_rows, stride = height + height % 2, (width + 3) // 4 * 4
+    pixels = rng.integers(0, 256, (luma_rows // 2 * 3, stride), np.uint8)
+    now = Stamp.now()
+    raw = RawFrame(pixels, "nv12", width, height, now, now)
+    frame = Frame(raw.to_bgr, 0, now, now, "test://", nv12=Nv12(pixels, width, height))
+    config = PreprocessConfig(
+        width=max(width, int(rng.integers(1, 70))), height=height, color=color, resize=resize,
+        crop_fraction=float(rng.choice([0.5, 1.0])) if resize == "centre-crop" else 1.0,
+        mean=tuple(rng.uniform(0.0, 1.0, 3).tolist()),
+    )  # fmt: skip
+    feeds = []
+    for library in (None, stages):
+        with running(library):
+            feed = HostFeed(config, echo, "x", 1, {})
+            feeds.append((feed.put(0, frame), feed.infer(1)["x"]))
+    (expected_place, expected), (place, given) = feeds
+    assert given.tobytes() == expected.tobytes()
+    assert place == expected_place
+
+
+def test_a_picture_that_need_not_be_resized_is_not_converted_first(stages: NativeStages) -> None:
+    def convert() -> Any:
+        raise AssertionError("the picture was converted")
+
+    now = Stamp.now()
+    rows = np.random.default_rng(0).integers(0, 256, (9, 8), np.uint8)
+    frame = Frame(convert, 0, now, now, "test://", nv12=Nv12(rows, 8, 6))
+    with running(stages):
+        feed = HostFeed(PreprocessConfig(width=8, height=8), echo, "x", 1, {})
+        assert feed.put(0, frame).geometry == Geometry(1.0, 1.0, 0, 1)
+        with pytest.raises(AssertionError, match="was converted"):
+            HostFeed(PreprocessConfig(width=4, height=4), echo, "x", 1, {}).put(0, frame)
+
+
+def test_every_colour_is_the_one_that_opencv_gives(stages: NativeStages) -> None:
+    rows = np.empty((384, 512), np.uint8)  # all values of luma and, side by side, of u
+    rows[:256], rows[256:, ::2] = np.arange(256)[:, None], np.arange(256)
+    out, none, ones = np.empty((3, 256, 512), np.float32), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    planes = NativePlanes(stages, out, ones, none, reverse=False)
+    for v in range(256):
+        rows[256:, 1::2] = v
+        assert planes.write_nv12(Nv12(rows, 512, 256))
+        expected = cv2.cvtColor(rows, cv2.COLOR_YUV2BGR_NV12).transpose(2, 0, 1)
+        assert (out == expected).all()
 
 
 # --- tracks
@@ -226,7 +306,7 @@ def spoilt(frame: Detections) -> Detections:
     return replace(frame, boxes=boxes, scores=scores)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_tracks_are_the_same_bits(stages: NativeStages, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -338,6 +418,20 @@ def test_sanitizers_find_nothing() -> None:
         "LD_PRELOAD": runtime,
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
     }
+    run_all(environment)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_stages_on_aarch64_give_the_same_bits() -> None:
+    """All of the above by stages that are compiled for aarch64 and run below qemu."""
+    if not all(map(shutil.which, AARCH64)):
+        pytest.skip(f"{' or '.join(AARCH64)} is not installed")
+    run_all(os.environ | {"STAGES_ON_AARCH64": "1"})
+
+
+def run_all(environment: dict[str, str]) -> None:
+    """Run the tests of this file that are not slow in a process of their own."""
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-m", "not slow"]
     run = subprocess.run(
         [*command, __file__], env=environment, capture_output=True, text=True, check=False
@@ -360,7 +454,7 @@ def test_a_library_without_a_function_is_not_used(
 
 def test_arrays_that_disagree_on_the_number_of_objects_are_refused(stages: NativeStages) -> None:
     tracker = NativeTracker(TrackerConfig(), 1, stages)
-    boxes = np.tile(np.float32([0, 0, 9, 9]), (50, 1))
+    boxes = np.tile(np.array([0, 0, 9, 9], np.float32), (50, 1))
     scores, class_ids = np.full(50, 0.9, np.float32), np.zeros(1, np.int64)
     with pytest.raises((IndexError, ValueError)):
         tracker.update(Detections(boxes, scores, class_ids), 0.0)

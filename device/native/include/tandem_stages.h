@@ -30,6 +30,11 @@ typedef struct {
 } tandem_planes_call;
 TANDEM_API void tandem_stages_planes(const tandem_planes_call* call);
 
+/* The same of NV12, which is never stored as blue, green and red: `pixels` is the luma plane, `chroma` the other
+ * one, whose rows have the same stride. Blue, green and red, 0 to 255, are those that OpenCV's
+ * COLOR_YUV2BGR_NV12 gives. */
+TANDEM_API void tandem_stages_planes_nv12(const tandem_planes_call* call, const uint8_t* chroma);
+
 /* The boxes of a YOLO head, float32 [4 + classes + any, cells]: centre x, centre y, width and height in
  * pixels of the network input, then the scores. The best class of each cell from `score_threshold` on,
  * suppression per class by `max_iou` (below 0: none), at most `max_detections`; then to the frame, cut

@@ -36,16 +36,72 @@ TANDEM_VECTORS void normalise_row(const std::uint8_t* __restrict pixels, std::si
   }
 }
 
-// Raises `best` [count] to the largest of some rows, four at a time. A NaN that is not the first of its column
-// is passed over: `candidates_of` looks for it.
+// Blue, green and red by BT.601 in OpenCV's fixed point.
+constexpr int kShift = 20;
+constexpr int kLuma = 1220542, kBlueU = 2116026, kGreenU = -409993, kGreenV = -852492, kRedV = 1673527;
+
+// What the chroma of a row adds to each pixel's blue, green and red, rounded; an even number of columns.
+TANDEM_VECTORS void chroma_row(const std::uint8_t* __restrict chroma, std::size_t columns, int* __restrict blue,
+                               int* __restrict green, int* __restrict red) {
+  for (std::size_t x = 0; x < columns; x += 2) {
+    const int u = chroma[x] - 128, v = chroma[x + 1] - 128, half = 1 << (kShift - 1);
+    blue[x] = blue[x + 1] = half + kBlueU * u;
+    green[x] = green[x + 1] = half + kGreenV * v + kGreenU * u;
+    red[x] = red[x + 1] = half + kRedV * v;
+  }
+}
+
+TANDEM_VECTORS void normalise_nv12_row(const std::uint8_t* __restrict luma, std::size_t columns,
+                                       const int* __restrict blue, const int* __restrict green,
+                                       const int* __restrict red, float* __restrict first,
+                                       float* __restrict second, float* __restrict third, const float* factors,
+                                       const float* shifts) {
+  const float factor0 = factors[0], factor1 = factors[1], factor2 = factors[2];
+  const float shift0 = shifts[0], shift1 = shifts[1], shift2 = shifts[2];
+  const auto byte = [](int value) { return std::min(std::max(value >> kShift, 0), 255); };
+  for (std::size_t x = 0; x < columns; ++x) {
+    const int bright = std::max(luma[x] - 16, 0) * kLuma;
+    first[x] = static_cast<float>(byte(bright + blue[x])) * factor0 - shift0;
+    second[x] = static_cast<float>(byte(bright + green[x])) * factor1 - shift1;
+    third[x] = static_cast<float>(byte(bright + red[x])) * factor2 - shift2;
+  }
+}
+
+// The planes of a call by channel: factors, shifts and where they begin.
+struct Channels {
+  explicit Channels(const tandem_planes_call& call) {
+    for (std::size_t channel = 0; channel < 3; ++channel) {
+      const std::size_t plane = call.reversed ? 2 - channel : channel;
+      factors[channel] = call.factors[plane];
+      shifts[channel] = call.shifts[plane];
+      planes[channel] = call.planes + plane * call.plane_stride;
+    }
+  }
+
+  float factors[3], shifts[3];
+  float* planes[3];
+};
+
+// Raises `best` [count] to the largest of some rows, eight at a time. A head is larger than the caches, and its
+// rows are longer than the pages at whose ends a processor's own prefetching stops. A NaN that is not the first
+// of its column is passed over: `candidates_of` looks for it.
 TANDEM_VECTORS void raise_to(float* __restrict best, const float* __restrict rows, std::size_t row_count,
                              std::size_t count) {
   const auto larger = [](float score, float other) { return score > other ? score : other; };
-  for (; row_count >= 4; row_count -= 4, rows += 4 * count)
-    for (std::size_t i = 0; i < count; ++i) {
-      const float first = larger(rows[count + i], larger(rows[i], best[i]));
-      best[i] = larger(rows[3 * count + i], larger(rows[2 * count + i], first));
+  constexpr std::size_t kRows = 8, kColumns = 16, kAhead = 128;
+  const auto raise = [&](std::size_t i) {
+    float most = best[i];
+    for (std::size_t row = 0; row < kRows; ++row) most = larger(rows[row * count + i], most);
+    best[i] = most;
+  };
+  for (; row_count >= kRows; row_count -= kRows, rows += kRows * count) {
+    std::size_t begin = 0;
+    for (; begin + kColumns <= count; begin += kColumns) {
+      for (std::size_t row = 0; row < kRows; ++row) __builtin_prefetch(rows + row * count + begin + kAhead);
+      for (std::size_t i = begin; i < begin + kColumns; ++i) raise(i);
     }
+    for (std::size_t i = begin; i < count; ++i) raise(i);
+  }
   for (; row_count > 0; --row_count, rows += count)
     for (std::size_t i = 0; i < count; ++i) best[i] = larger(rows[i], best[i]);
 }
@@ -166,19 +222,26 @@ std::int64_t decoded(const tandem_decode_call& call) {
 int tandem_stages_version(void) { return TANDEM_STAGES_VERSION; }
 
 void tandem_stages_planes(const tandem_planes_call* call) {
-  float factors[3], shifts[3];  // by channel
-  std::ptrdiff_t places[3];
-  for (std::size_t channel = 0; channel < 3; ++channel) {
-    const std::size_t plane = call->reversed ? 2 - channel : channel;
-    factors[channel] = call->factors[plane];
-    shifts[channel] = call->shifts[plane];
-    places[channel] = static_cast<std::ptrdiff_t>(plane * call->plane_stride);
-  }
+  const Channels to(*call);
   for (std::size_t y = 0; y < call->rows; ++y) {
-    float* row = call->planes + y * call->row_stride;
-    normalise_row(call->pixels + y * call->pixel_stride, call->columns, row + places[0], row + places[1],
-                  row + places[2], factors, shifts);
+    const std::size_t at = y * call->row_stride;
+    normalise_row(call->pixels + y * call->pixel_stride, call->columns, to.planes[0] + at, to.planes[1] + at,
+                  to.planes[2] + at, to.factors, to.shifts);
   }
+}
+
+void tandem_stages_planes_nv12(const tandem_planes_call* call, const std::uint8_t* chroma) {
+  constexpr std::size_t kBlock = 1024;  // columns
+  int blue[kBlock], green[kBlock], red[kBlock];
+  const Channels to(*call);
+  for (std::size_t y = 0; y < call->rows; ++y)
+    for (std::size_t x = 0; x < call->columns; x += kBlock) {
+      const std::size_t columns = std::min(kBlock, call->columns - x), at = y * call->row_stride + x;
+      if (y % 2 == 0 || call->columns > kBlock)
+        chroma_row(chroma + y / 2 * call->pixel_stride + x, (columns + 1) / 2 * 2, blue, green, red);
+      normalise_nv12_row(call->pixels + y * call->pixel_stride + x, columns, blue, green, red,
+                         to.planes[0] + at, to.planes[1] + at, to.planes[2] + at, to.factors, to.shifts);
+    }
 }
 
 std::int64_t tandem_stages_decode(const tandem_decode_call* call) {

@@ -85,6 +85,32 @@ void planes(Input& input) {
   check(given == expected || (std::isnan(given) && std::isnan(expected)));
 }
 
+void planes_nv12(Input& input) {
+  tandem_planes_call call{};
+  call.rows = input.below(7), call.columns = input.below(2) * 1019 + input.below(20);
+  call.pixel_stride = (call.columns + 1) / 2 * 2 + input.below(5);
+  call.row_stride = call.columns + input.below(5);
+  call.plane_stride = call.rows * call.row_stride + input.below(9);
+  call.reversed = input.any<std::uint8_t>() % 2;
+  for (float& factor : call.factors) factor = 1.0f;
+  if (call.rows == 0 || call.columns == 0) return;
+  const std::size_t last = call.rows - 1;
+  const std::size_t luma_size = last * call.pixel_stride + call.columns;
+  const std::size_t chroma_size = last / 2 * call.pixel_stride + (call.columns + 1) / 2 * 2;
+  const auto luma = array<std::uint8_t>(luma_size), chroma = array<std::uint8_t>(chroma_size);
+  for (std::size_t i = 0; i < luma_size; ++i) luma[i] = input.any<std::uint8_t>();
+  for (std::size_t i = 0; i < chroma_size; ++i) chroma[i] = input.any<std::uint8_t>();
+  const auto out = array<float>(2 * call.plane_stride + last * call.row_stride + call.columns);
+  call.pixels = luma.get(), call.planes = out.get();
+  tandem_stages_planes_nv12(&call, chroma.get());
+  for (std::size_t plane = 0; plane < 3; ++plane)
+    for (std::size_t y = 0; y < call.rows; ++y)
+      for (std::size_t x = 0; x < call.columns; ++x) {
+        const float value = out[plane * call.plane_stride + y * call.row_stride + x];
+        check(value >= 0.0f && value <= 255.0f && value == std::floor(value));
+      }
+}
+
 void decode(Input& input) {
   tandem_decode_call call{};
   call.classes = input.below(6), call.cells = input.below(40), call.max_detections = input.below(call.cells + 1);
@@ -161,7 +187,7 @@ void track(Input& input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Input input(data, size);
-  void (*const stages[])(Input&) = {planes, decode, track};
-  stages[input.any<std::uint8_t>() % 3](input);
+  void (*const stages[])(Input&) = {planes, planes_nv12, decode, track};
+  stages[input.any<std::uint8_t>() % 4](input);
   return 0;
 }
