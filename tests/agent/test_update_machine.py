@@ -248,7 +248,7 @@ ANSWERS: dict[str, tuple[v.Event | None, ...]] = {
 }
 
 
-class Board:
+class ModelBoard:
     """Stands between the machine and a disk, a network and processes that chance decides on."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -336,9 +336,9 @@ class Board:
         return chance.choice(events)
 
 
-def live_through(seed: int, events: int) -> Board:
+def live_through(seed: int, events: int) -> ModelBoard:
     chance = random.Random(seed)
-    board = Board(chance)
+    board = ModelBoard(chance)
     board.take(v.Notice("boot"))
     for _ in range(events):
         board.at = v.Moment(
