@@ -24,7 +24,7 @@ from device.agent.broker_connection import BrokerConnection
 from device.agent.child_process import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig
-from device.agent.control_socket import Asked, ControlSocket, slot_rows
+from device.agent.control_socket import ControlRequest, ControlSocket, slot_rows
 from device.agent.facts import Facts
 from device.agent.figures import Figures
 from device.agent.golden_check import GoldenCheck, GoldenEnded
@@ -45,7 +45,7 @@ from device.agent.preparation import (
 )
 from device.agent.remote import Remote
 from device.agent.sd_notify import READY, STOPPING, Notifier
-from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowSaid
+from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowProgress
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.state_check import StateCheck
 from device.agent.updater import Updater
@@ -85,7 +85,7 @@ class _Stop:
 
 Event = (
     LinkEvent | PipelineEvent | PreparationEvent | GoldenEnded | ShadowEvent | CommandEvent
-    | VerificationEvent | SourceEvent | SmpEvent | VersionInstalled | Asked | _Stop
+    | VerificationEvent | SourceEvent | SmpEvent | VersionInstalled | ControlRequest | _Stop
 )  # fmt: skip
 
 
@@ -383,7 +383,7 @@ class Agent:
 
     # -- the control socket
 
-    def _on_asked(self, event: Asked) -> None:
+    def _on_control(self, event: ControlRequest) -> None:
         """Do what a program on this board asks for."""
         ask = event.ask
         error = ASKS[type(ask)](self, ask) if type(ask) in ASKS else ""
@@ -476,13 +476,13 @@ HANDLERS: Mapping[type[Event], Callable[[Agent, Any], None]] = {
     Preparing: lambda agent, event: agent._updater.on_preparing(event),
     PreparationEnded: lambda agent, event: agent._updater.on_prepared(event),
     GoldenEnded: lambda agent, event: agent._updater.on_golden(event),
-    ShadowSaid: Agent._on_shadow, ShadowEnded: Agent._on_shadow,
+    ShadowProgress: Agent._on_shadow, ShadowEnded: Agent._on_shadow,
     CommandCheck: Agent._on_command, TaskEnded: Agent._on_command,
     MetadataAsked: Agent._on_verification, VerificationEnded: Agent._on_verification,
     SourcePart: Agent._on_source, SourceEnded: Agent._on_source,
     SmpInstall: Agent._on_smp_install, SmpRestart: Agent._on_smp_restart,
     VersionInstalled: lambda agent, event: agent._agent_update.on_installed(event),
-    Asked: Agent._on_asked,
+    ControlRequest: Agent._on_control,
 }  # fmt: skip
 ASKS: Mapping[type[Ask], Callable[[Agent, Any], str]] = {
     Install: Agent._install,

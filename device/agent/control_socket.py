@@ -26,7 +26,7 @@ IDLE_S = 300.0  # a connection that says nothing for so long is closed
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ControlRequest:
     """A request that waits for `reply`."""
 
     ask: Ask
@@ -36,7 +36,7 @@ class Asked:
 class ControlSocket:
     """Takes connections until `close`. `put` takes requests, from other threads."""
 
-    def __init__(self, folder: Path, put: Callable[[Asked], None]) -> None:
+    def __init__(self, folder: Path, put: Callable[[ControlRequest], None]) -> None:
         self._folder = folder
         self._put = put
         self._socket: socket.socket | None = None
@@ -96,10 +96,10 @@ class ControlSocket:
         return ask_agent(self._put, ask)
 
 
-def ask_agent(put: Callable[[Asked], None], ask: Ask) -> Answer:
+def ask_agent(put: Callable[[ControlRequest], None], ask: Ask) -> Answer:
     """Ask from another thread than the agent's and wait for the answer."""
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-    put(Asked(ask, answers.put))
+    put(ControlRequest(ask, answers.put))
     try:
         return answers.get(timeout=ANSWER_S)
     except queue.Empty:

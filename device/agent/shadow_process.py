@@ -21,7 +21,7 @@ _COMMAND = module_command("pipelines.shadow")
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowSaid:
+class ShadowProgress:
     """How far the comparison is."""
 
     run: int
@@ -41,7 +41,7 @@ class ShadowEnded:
     passing: bool = False
 
 
-ShadowEvent = ShadowSaid | ShadowEnded
+ShadowEvent = ShadowProgress | ShadowEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class ShadowProcess(OneChild):
                 failure = failure or message.message
             elif isinstance(message, Shadow):
                 result = message if message.done else None
-                self._put(ShadowSaid(run, message))
+                self._put(ShadowProgress(run, message))
 
         def on_exit(exit_: ChildExit) -> None:
             tail = " | ".join(exit_.tail[-3:])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device.agent.config import AgentConfig, SmpTable, split_udp
-from device.agent.control_socket import Asked, ask_agent
+from device.agent.control_socket import ControlRequest, ask_agent
 from device.agent.log import PLAIN
 from device.agent.log_lines import redacted
 from device.protocol.documents import Update
@@ -36,7 +36,7 @@ class SmpRestart:
     """A client asks the agent to start again."""
 
 
-SmpEvent = SmpInstall | SmpRestart | Asked
+SmpEvent = SmpInstall | SmpRestart | ControlRequest
 LOG_LINES = 400
 
 

@@ -20,7 +20,7 @@ from device.agent.shadow_process import (
     ShadowEnded,
     ShadowLimits,
     ShadowProcess,
-    ShadowSaid,
+    ShadowProgress,
     shadow_refusal,
 )
 from device.agent.slot_state_cache import SlotStateCache, utc_now
@@ -178,7 +178,7 @@ class Updater:
             agreement = 0.0 if event.result is None else event.result.agreement
             self._take(v.Checked("golden", problem, event.passing, agreement))
 
-    def on_shadow(self, event: ShadowSaid | ShadowEnded) -> Shadow | None:
+    def on_shadow(self, event: ShadowProgress | ShadowEnded) -> Shadow | None:
         """Take what a release says that runs in shadow; return the message of a current one."""
         if self._shadow is None:
             return None

@@ -363,7 +363,7 @@ class Told:
         self.online = True
         self.restarts = 0
         self.no_job = ""
-        self.asked: list[BlobGet] = []
+        self.requests: list[BlobGet] = []
         events: list[CommandEvent] = []
         self.commands = Commands(
             CommandsTable(allow=allow, reboot_command=("true",)),
@@ -381,7 +381,7 @@ class Told:
             put=events.append,
             send=self._send,
             job=FarmJob(
-                folder, 4, ask=self.asked.append, put=events.append, refusal=lambda: self.no_job
+                folder, 4, ask=self.requests.append, put=events.append, refusal=lambda: self.no_job
             ),
         )  # fmt: skip
 
@@ -569,13 +569,13 @@ def test_a_job_beyond_its_limits_is_refused(tmp_path: Path, argument: str, value
     assert give_job(told, "c1", **{argument: value}) == ["c1 executing", "c1 failed"]
     assert "the arguments of job are not understood" in told.sent[-1].reason
     assert not told.sent[-1].refused  # no other board would take it
-    assert not told.asked
+    assert not told.requests
 
 
 def test_a_job_fetches_its_kit_and_gives_way_to_all_else(tmp_path: Path) -> None:
     told = Told(tmp_path, allow=("job", "restart"))
     assert give_job(told, "c1") == ["c1 executing"]
-    assert [(get.sha256, get.index) for get in told.asked] == [(KIT["kit"], True)]
+    assert [(get.sha256, get.index) for get in told.requests] == [(KIT["kit"], True)]
     # Another command need not wait for it.
     counter = told.commands._journal.taken.counter + 1
     published = told.take(new_command("restart", id="c2", counter=counter))

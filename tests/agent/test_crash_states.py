@@ -71,7 +71,7 @@ class Shadow:
         return True
 
 
-class Board:
+class CrashingBoard:
     """The agent's updater on a state directory; without processes and network."""
 
     def __init__(self, root: Path) -> None:
@@ -162,7 +162,7 @@ class Promise:
 class Story:
     """A run of a board, with what it promises at each moment."""
 
-    board: Board
+    board: CrashingBoard
     recording: Recording
     chance: random.Random
     bundles: Iterator[Path]
@@ -253,7 +253,7 @@ class Story:
         desired = self.board.desired
         for attempt in (2, 3):
             self.board.close()  # nothing else is put in order
-            self.board = Board(self.board.store.root)
+            self.board = CrashingBoard(self.board.store.root)
             self.board.shadow.started = lambda number=attempt: self.promise(before, attempts=number)
             self.board.updater.on_desired(desired, TRUSTED)
         assert not self.board.shadow.running
@@ -262,7 +262,7 @@ class Story:
 
     def restart(self) -> None:
         self.board.close()
-        self.board = Board(self.board.store.root)
+        self.board = CrashingBoard(self.board.store.root)
 
 
 EVENTS = (
@@ -303,13 +303,13 @@ def tell(root: Path, chance: random.Random, bundles: list[Path], events: int) ->
     """Record a run: a first release before the recording, then so many events."""
     with mock.patch("time.monotonic", Clock.read):
         shuffled = itertools.cycle(chance.sample(bundles, len(bundles)))
-        first = Board(root)
+        first = CrashingBoard(root)
         first.fetch(next(shuffled))
         first.run("running", 1.0)
         active = first.active
         first.close()
         with record(root) as recording:
-            story = Story(Board(root), recording, chance, shuffled)
+            story = Story(CrashingBoard(root), recording, chance, shuffled)
             story.promise(active)
             Story.new_release(story)
             Story.sideloaded_release(story)
@@ -334,7 +334,7 @@ def check_board(state: CrashState, root: Path) -> None:
 
 
 def _boots(root: Path, promise: Promise, *, trial: bool = True) -> None:
-    board = Board(root)
+    board = CrashingBoard(root)
     try:
         assert trial or board.updater.state.trial is None
         if board.updater.state.trial is not None:
@@ -485,14 +485,14 @@ def test_the_checker_notices_a_board_that(
 ) -> None:
     chance = random.Random(1)
     with mock.patch("time.monotonic", Clock.read):
-        first = Board(tmp_path / "state")
+        first = CrashingBoard(tmp_path / "state")
         for bundle in bundles[:2]:
             first.fetch(bundle)
             first.run("running", 1.0)
         active = first.active
         first.close()
         with record(tmp_path / "state") as recording, mutant(name):
-            story = Story(Board(tmp_path / "state"), recording, chance, iter(bundles[2:]))
+            story = Story(CrashingBoard(tmp_path / "state"), recording, chance, iter(bundles[2:]))
             story.promise(active)
             Story.new_release(story)
             story.board.close()

@@ -28,7 +28,7 @@ CHILD = "import sys; sys.stdout.write(open(sys.argv[2]).read())"
 RESULT = '{"samples": 3, "agreement": %s, "worst": "y", "latency_p95_ms": 12.0}'
 
 
-class Board:
+class GoldenBoard:
     """An updater that runs golden inputs."""
 
     def __init__(self, folder: Path) -> None:
@@ -104,14 +104,14 @@ class Board:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[Board]:
-    board = Board(tmp_path)
+def board(tmp_path: Path) -> Iterator[GoldenBoard]:
+    board = GoldenBoard(tmp_path)
     yield board
     board.updater.shut_down()
     board.store.close()
 
 
-def test_a_release_whose_outputs_agree_is_tried_and_says_how_well(board: Board) -> None:
+def test_a_release_whose_outputs_agree_is_tried_and_says_how_well(board: GoldenBoard) -> None:
     board.deploy(0.97, "r", InstallPolicy())
     assert board.updater.update.phase == "staging"
     assert board.updater.update.reason == "the golden inputs of the bundle run"
@@ -124,7 +124,7 @@ def test_a_release_whose_outputs_agree_is_tried_and_says_how_well(board: Board) 
 
 
 def test_what_the_policy_asks_reaches_the_check(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    board: GoldenBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[float | None] = []
 
@@ -138,7 +138,7 @@ def test_what_the_policy_asks_reaches_the_check(
 
 
 def test_a_limit_of_agreement_that_nothing_can_measure_is_asked_for_once(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    board: GoldenBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts = []
 
@@ -166,7 +166,7 @@ def test_a_limit_of_agreement_that_nothing_can_measure_is_asked_for_once(
     ],
 )
 def test_a_release_that_does_not_pass_never_runs(
-    board: Board, agreement: float, policy: InstallPolicy
+    board: GoldenBoard, agreement: float, policy: InstallPolicy
 ) -> None:
     update = board.deploy(agreement, "r", policy)
     board.pump()
@@ -185,14 +185,14 @@ def test_a_release_that_does_not_pass_never_runs(
     [(InstallPolicy(), "trial"), (InstallPolicy(min_golden_agreement=0.9), "refused")],
 )
 def test_a_bundle_without_golden_inputs_passes_only_where_nobody_asks(
-    board: Board, policy: InstallPolicy, phase: str
+    board: GoldenBoard, policy: InstallPolicy, phase: str
 ) -> None:
     board.deploy(1.0, "r", policy, golden=False)
     assert board.updater.update.phase == phase
 
 
 def test_a_service_has_no_golden_inputs_which_the_log_says_by_its_name(
-    board: Board, caplog: pytest.LogCaptureFixture
+    board: GoldenBoard, caplog: pytest.LogCaptureFixture
 ) -> None:
     (board.folder / "p").write_text("p")
     bundle = board.folder / "vlm.bundle"
@@ -206,7 +206,7 @@ def test_a_service_has_no_golden_inputs_which_the_log_says_by_its_name(
     assert "min_golden_agreement is left out: n is a service" in caplog.messages
 
 
-def test_a_document_that_is_not_trusted_any_more_starts_nothing(board: Board) -> None:
+def test_a_document_that_is_not_trusted_any_more_starts_nothing(board: GoldenBoard) -> None:
     update = board.deploy(1.0, "r", InstallPolicy())
     board.updater.on_desired(update, Unverified(reason="its signatures are being checked"))
     board.pump()
@@ -224,7 +224,7 @@ def test_a_document_that_is_not_trusted_any_more_starts_nothing(board: Board) ->
     ],
 )
 def test_a_system_that_starts_no_process_refuses_no_release_for_good(
-    board: Board, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
+    board: GoldenBoard, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
 ) -> None:
     def fail(*_of: object, **_more: object) -> None:
         raise error

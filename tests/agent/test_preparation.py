@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from mqtt_fixtures import make_bundle
-from updater_fixtures import Board
+from updater_fixtures import UpdaterBoard
 
 from device.agent import preparation as module
 from device.agent.pipeline_process import PipelineOutput
@@ -65,7 +65,7 @@ class Prepared:
             total_timeout_s=900.0,
             command=(sys.executable, "-c", script),
         )
-        self.board = Board(folder, self.preparation)
+        self.board = UpdaterBoard(folder, self.preparation)
 
     def say(self, *rows: Row) -> None:
         text = msgspec.json.encode({"rows": rows}).decode()

@@ -14,7 +14,7 @@ from control_fixtures import client_of, desired_of
 from fleet_fixtures import Fleet
 from fleet_server_fixtures import report
 from mqtt_fixtures import WAIT_S, AgentBox, Mosquitto, make_bundle
-from self_update_fixtures import DIES, HANGS, SIGNED, Board, packed, real_bundle, until
+from self_update_fixtures import DIES, HANGS, SIGNED, SelfUpdateBoard, packed, real_bundle, until
 from wheel_fixtures import agent_wheel, tandem_wheel
 
 from device.agent.config import load_agent_config
@@ -34,14 +34,14 @@ from toolkit.fleet.bundles.agent import pack_agent
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[Board]:
-    board = Board(tmp_path / "board", free_port())
+def board(tmp_path: Path) -> Iterator[SelfUpdateBoard]:
+    board = SelfUpdateBoard(tmp_path / "board", free_port())
     yield board
     board.close()
 
 
 def test_a_version_that_hangs_is_killed_and_the_one_before_runs_again(
-    tmp_path: Path, board: Board
+    tmp_path: Path, board: SelfUpdateBoard
 ) -> None:
     bundle = packed(tmp_path, "2.0", HANGS)
     board.start()
@@ -69,7 +69,9 @@ def test_a_version_that_hangs_is_killed_and_the_one_before_runs_again(
     until(board.answers)
 
 
-def test_what_does_not_fit_is_refused_before_anything_ends(tmp_path: Path, board: Board) -> None:
+def test_what_does_not_fit_is_refused_before_anything_ends(
+    tmp_path: Path, board: SelfUpdateBoard
+) -> None:
     config = load_agent_config(board.config)
     bundle = tmp_path / "l4t.bundle"
     folder = agent_wheel(tmp_path / "wheels", "2.0", HANGS)
@@ -85,7 +87,7 @@ def test_what_does_not_fit_is_refused_before_anything_ends(tmp_path: Path, board
 
 def test_a_version_has_to_be_signed(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "fleet")
-    board = Board(tmp_path / "board", free_port())
+    board = SelfUpdateBoard(tmp_path / "board", free_port())
     config = msgspec.structs.replace(
         load_agent_config(board.config),
         dev=False,
@@ -125,7 +127,7 @@ def test_a_login_that_has_control_by_sudo_cannot_choose_whom_to_trust(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    board: Board,
+    board: SelfUpdateBoard,
 ) -> None:
     board.start()
     bundle = packed(tmp_path, "2.0", HANGS)
@@ -200,7 +202,7 @@ def test_from_one_version_to_the_next_and_back_from_broken_ones(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, broker: Mosquitto
 ) -> None:
     wheel = tandem_wheel(tmp_path_factory)
-    board = Board(tmp_path / "board", broker.port)
+    board = SelfUpdateBoard(tmp_path / "board", broker.port)
     try:
         board.start()
         for version in ("1.1", "1.2", "1.3"):

@@ -24,7 +24,7 @@ from smp import packet
 from smp.image_management import ImageUploadWriteRequest
 from smp.os_management import EchoWriteRequest
 from smp_fixtures import Cable, cable, smpmgr, upload_once
-from smp_server_fixtures import Board, serve
+from smp_server_fixtures import ServedBoard, serve
 from smpclient import SMPClient
 from smpclient.exceptions import SMPBadSequence, SMPUploadError
 from smpclient.requests.file_management import (
@@ -58,12 +58,12 @@ VALUES = st.recursive(SCALARS, lambda item: st.lists(item) | st.dictionaries(KEY
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board(tmp_path)
+def board(tmp_path: Path) -> ServedBoard:
+    return ServedBoard(tmp_path)
 
 
 @pytest.fixture
-def line(board: Board) -> Iterator[Cable]:
+def line(board: ServedBoard) -> Iterator[Cable]:
     """A cable whose other end the board serves in console framing."""
     with cable() as one:
         server = serve(board, one)
@@ -177,10 +177,10 @@ def test_zeros_within_an_upload_that_lost_a_byte_are_no_requests() -> None:
 def test_an_upload_goes_on_at_the_exact_byte_after_a_restart_of_the_board(tmp_path: Path) -> None:
     data = random.Random(3).randbytes(60_000)
     head = {"off": 0, "len": len(data), "sha": hashlib.sha256(data).digest()}
-    board = Board(tmp_path)
+    board = ServedBoard(tmp_path)
     assert board.ask(2, 1, 1, {**head, "data": data[:30_001]}) == {"off": 30_001}
     assert board.ask(2, 1, 1, {"off": 30_001, "data": data[30_001:30_008]}) == {"off": 30_008}
-    again = Board(tmp_path)
+    again = ServedBoard(tmp_path)
     assert again.ask(2, 1, 1, {**head, "data": data[:10]}) == {"off": 30_008}
     for off in (30_007, 30_009, 0x7FFF_FFFF):  # doubled and lost requests
         assert again.ask(2, 1, 1, {"off": off, "data": b"zz"}) == {"off": 30_008}
@@ -194,9 +194,9 @@ def test_an_upload_goes_on_at_the_exact_byte_after_a_restart_of_the_board(tmp_pa
 def test_an_upload_that_was_spoiled_on_the_disk_begins_anew(tmp_path: Path) -> None:
     data = random.Random(4).randbytes(5000)
     head = {"off": 0, "len": len(data), "sha": hashlib.sha256(data).digest()}
-    Board(tmp_path).ask(2, 1, 1, {**head, "data": data[:2000]})
+    ServedBoard(tmp_path).ask(2, 1, 1, {**head, "data": data[:2000]})
     (tmp_path / "smp" / "bundle.part").write_bytes(bytes(2000))
-    again = Board(tmp_path)
+    again = ServedBoard(tmp_path)
     assert again.ask(2, 1, 1, {**head, "data": b""}) == {"off": 2000}
     done = again.ask(2, 1, 1, {"off": 2000, "data": data[2000:]})
     assert done == {"off": 5000, "match": False}
@@ -204,7 +204,7 @@ def test_an_upload_that_was_spoiled_on_the_disk_begins_anew(tmp_path: Path) -> N
     assert again.send(data) == {"off": 5000, "match": True}
 
 
-def test_two_clients_do_not_mix_their_uploads(board: Board) -> None:
+def test_two_clients_do_not_mix_their_uploads(board: ServedBoard) -> None:
     mine, theirs = random.Random(5).randbytes(400), random.Random(6).randbytes(400)
     heads = [
         {"off": 0, "len": 400, "sha": hashlib.sha256(data).digest(), "data": data[:100]}
@@ -254,7 +254,7 @@ REFUSALS = (
 
 @pytest.mark.parametrize(("request_", "code", "reason"), REFUSALS)
 def test_refusals_have_a_code_and_a_sentence(
-    board: Board, request_: tuple[int, int, int, object], code: int, reason: str
+    board: ServedBoard, request_: tuple[int, int, int, object], code: int, reason: str
 ) -> None:
     refused = board.ask(*request_)
     assert refused["rc"] == code
@@ -268,7 +268,7 @@ def record(version: str) -> SlotRecord:
     )
 
 
-def test_slot_0_is_what_runs_and_nobody_else_ends_a_trial(board: Board) -> None:
+def test_slot_0_is_what_runs_and_nobody_else_ends_a_trial(board: ServedBoard) -> None:
     old, new = record("1"), record("2")
     idle = Update(phase="idle")
     board.state = BoardState(SlotState(active="b", b=old), idle)
@@ -293,7 +293,7 @@ def test_slot_0_is_what_runs_and_nobody_else_ends_a_trial(board: Board) -> None:
 def test_an_unsigned_bundle_is_for_a_bench_and_one_of_another_board_for_none(
     tmp_path: Path,
 ) -> None:
-    bench, field = Board(tmp_path / "a"), Board(tmp_path / "b", dev=False)
+    bench, field = ServedBoard(tmp_path / "a"), ServedBoard(tmp_path / "b", dev=False)
     data = make_bundle(tmp_path / "in", engine_bytes=3000).read_bytes()
     ask = {"hash": hashlib.sha256(data).digest()}
     for board in (bench, field):
@@ -324,7 +324,7 @@ def test_an_unsigned_bundle_is_for_a_bench_and_one_of_another_board_for_none(
 def test_any_request_is_answered_or_ignored(
     tmp_path_factory: pytest.TempPathFactory, body: bytes, operation: int, group: int, command: int
 ) -> None:
-    board = Board(tmp_path_factory.getbasetemp() / "fuzz")
+    board = ServedBoard(tmp_path_factory.getbasetemp() / "fuzz")
     message = HEADER.pack(operation, 0, len(body), group, 0, command) + body
     reply = board.service.handle(message, "host")
     assert reply is None or len(reply) <= 1472
@@ -335,7 +335,9 @@ def test_any_request_is_answered_or_ignored(
 
 
 @pytest.mark.parametrize("kind", ["console", "raw", "udp"])
-def test_a_killed_stock_client_is_followed_by_one_that_goes_on(board: Board, kind: str) -> None:
+def test_a_killed_stock_client_is_followed_by_one_that_goes_on(
+    board: ServedBoard, kind: str
+) -> None:
     data = random.Random(kind).randbytes(600_000)
     if kind == "udp":
         one = UdpServer("127.0.0.1", 1337, board.service.handle)
@@ -358,7 +360,7 @@ def test_a_killed_stock_client_is_followed_by_one_that_goes_on(board: Board, kin
 
 @pytest.mark.slow  # test_smp_install.py has the stock client, too
 def test_the_commands_of_the_page_run_with_the_stock_client(
-    tmp_path: Path, board: Board, line: Cable
+    tmp_path: Path, board: ServedBoard, line: Cable
 ) -> None:
     board.state = BoardState(SlotState(active="a", a=record("1")), Update(phase="live"))
     bundle = make_bundle(tmp_path / "in", engine_bytes=3000)
@@ -385,7 +387,7 @@ def test_the_commands_of_the_page_run_with_the_stock_client(
     assert board.restarts == 1
 
 
-def test_stock_requests_of_the_os_and_file_groups_are_answered(board: Board) -> None:
+def test_stock_requests_of_the_os_and_file_groups_are_answered(board: ServedBoard) -> None:
     log = b"".join(b"line %d\n" % number for number in range(20_000))
     board.service._files._files["/agent.log"] = lambda: log  # type: ignore[index]
 
@@ -417,7 +419,7 @@ def test_stock_requests_of_the_os_and_file_groups_are_answered(board: Board) -> 
     assert set(kinds.types) == {"sha256", "crc32"}
 
 
-def test_a_bad_line_costs_time_and_never_the_upload(board: Board, line: Cable) -> None:
+def test_a_bad_line_costs_time_and_never_the_upload(board: ServedBoard, line: Cable) -> None:
     noise = random.Random(8)
     data = noise.randbytes(150_000)
 
@@ -451,7 +453,9 @@ def test_a_bad_line_costs_time_and_never_the_upload(board: Board, line: Cable) -
     assert board.inbox.bundle.read_bytes() == data
 
 
-def test_a_board_serves_a_tty_that_vanishes_and_comes_back(tmp_path: Path, board: Board) -> None:
+def test_a_board_serves_a_tty_that_vanishes_and_comes_back(
+    tmp_path: Path, board: ServedBoard
+) -> None:
     data, link = random.Random(9).randbytes(300_000), tmp_path / "ttyGS0"
     with cable() as first:
         link.symlink_to(first.board)
@@ -472,7 +476,7 @@ def test_a_board_serves_a_tty_that_vanishes_and_comes_back(tmp_path: Path, board
     assert (after[0], after[-1]) == (before[-1], len(data))
 
 
-def test_a_board_reads_on_while_its_answers_are_not_read(board: Board) -> None:
+def test_a_board_reads_on_while_its_answers_are_not_read(board: ServedBoard) -> None:
     request = bytes(EchoWriteRequest(d="x" * 2000).BYTES)
     master, slave = os.openpty()
     tty.setraw(slave)
@@ -499,7 +503,7 @@ def test_a_board_reads_on_while_its_answers_are_not_read(board: Board) -> None:
         server.stop()
 
 
-def test_a_stock_client_over_udp_beside_noise(board: Board) -> None:
+def test_a_stock_client_over_udp_beside_noise(board: ServedBoard) -> None:
     server = UdpServer("127.0.0.1", 0, board.service.handle)
     server.start()
     try:

@@ -28,7 +28,7 @@ def wire() -> Iterator[Cable]:
         yield one
 
 
-class Board(AgentBox):
+class SmpInstallBoard(AgentBox):
     """A board without a broker, at the end of a cable."""
 
     def __init__(self, folder: Path, wire: Cable, *, dev: bool) -> None:
@@ -64,8 +64,8 @@ class Board(AgentBox):
 
 
 @pytest.fixture
-def bench(tmp_path: Path, wire: Cable) -> Iterator[Board]:
-    box = Board(tmp_path, wire, dev=True)
+def bench(tmp_path: Path, wire: Cable) -> Iterator[SmpInstallBoard]:
+    box = SmpInstallBoard(tmp_path, wire, dev=True)
     box.start()
     yield box
     box.close()
@@ -84,7 +84,7 @@ def live(version: str) -> Callable[[str], bool]:
 
 @pytest.mark.slow
 def test_a_stock_client_brings_a_bench_to_a_release_and_a_bad_one_is_rolled_back(
-    tmp_path: Path, bench: Board
+    tmp_path: Path, bench: SmpInstallBoard
 ) -> None:
     good = make_bundle(tmp_path / "in")
     bench.smpmgr("image", "upload", str(good), "--format", "any")
@@ -107,7 +107,7 @@ def test_a_stock_client_brings_a_bench_to_a_release_and_a_bad_one_is_rolled_back
 def test_a_board_takes_by_cable_what_its_fleet_has_signed(tmp_path: Path, wire: Cable) -> None:
     fleet = Fleet(tmp_path)
     shutil.copytree(fleet.trust, tmp_path / "trust")
-    board = Board(tmp_path, wire, dev=False)
+    board = SmpInstallBoard(tmp_path, wire, dev=False)
     board.start()
     try:
         bundle, out = make_bundle(tmp_path / "in", version="2"), tmp_path / "cam.statement"

@@ -87,7 +87,7 @@ class Receiver:
     network: Network
     now_s: float = 0.0
     chunks: dict[int, bytes] = field(default_factory=dict)
-    asked: list[int] = field(default_factory=list)
+    requested_chunks: list[int] = field(default_factory=list)
     most_in_flight: int = 0
 
     def run(self, parts: int | None = None) -> None:
@@ -98,7 +98,7 @@ class Receiver:
             assert turns < 200_000, "no end"
             request = self.download.next_request(self.now_s)
             if request is not None:
-                self.asked.extend(request.chunks)
+                self.requested_chunks.extend(request.chunks)
                 assert not set(request.chunks) & set(self.chunks)
                 self.network.serve(request)
             if self.network.line:
@@ -128,7 +128,7 @@ def test_a_good_line_asks_for_each_chunk_once() -> None:
     receiver = Receiver(Download(spec_of(blob)), Network(blob, random.Random(1)))
     receiver.run()
     assert receiver.stored_bytes == blob
-    assert sorted(receiver.asked) == list(range(500))
+    assert sorted(receiver.requested_chunks) == list(range(500))
 
 
 @settings(max_examples=60, deadline=None)

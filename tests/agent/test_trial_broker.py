@@ -30,7 +30,7 @@ from device.update.update_table import UpdateTable
 from toolkit.fleet.bundles.blob import Blob
 
 
-class Board:
+class TrialBoard:
     """An updater without processes; the test is its clock and its network."""
 
     def __init__(self, root: Path) -> None:
@@ -111,16 +111,16 @@ class Board:
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialBoard]:
     monkeypatch.setattr(time, "monotonic", Clock.read)
-    board = Board(tmp_path / "state")
+    board = TrialBoard(tmp_path / "state")
     yield board
     board.updater.shut_down()
     board.store.close()
 
 
 @pytest.fixture
-def live(board: Board, tmp_path: Path) -> str:
+def live(board: TrialBoard, tmp_path: Path) -> str:
     """The hash of a release that is live."""
     sha256 = board.deploy(make_bundle(tmp_path / "1", version="1"))
     board.run(6)
@@ -129,7 +129,7 @@ def live(board: Board, tmp_path: Path) -> str:
 
 
 def test_a_release_that_cuts_the_device_off_is_rolled_back(
-    board: Board, live: str, tmp_path: Path
+    board: TrialBoard, live: str, tmp_path: Path
 ) -> None:
     bad = board.deploy(make_bundle(tmp_path / "2", version="2"))
     board.cut_off_by = bad
@@ -148,7 +148,7 @@ def test_a_release_that_cuts_the_device_off_is_rolled_back(
 
 
 def test_an_accident_of_the_network_does_not_condemn_a_release(
-    board: Board, live: str, tmp_path: Path
+    board: TrialBoard, live: str, tmp_path: Path
 ) -> None:
     good = board.deploy(make_bundle(tmp_path / "2", version="2"))
     board.online = False
@@ -162,7 +162,7 @@ def test_an_accident_of_the_network_does_not_condemn_a_release(
 
 
 def test_an_outage_before_the_trial_keeps_the_release_running_and_uncommitted(
-    board: Board, live: str, tmp_path: Path
+    board: TrialBoard, live: str, tmp_path: Path
 ) -> None:
     board.online = False
     good = board.deploy(make_bundle(tmp_path / "2", version="2"))
@@ -174,7 +174,9 @@ def test_an_outage_before_the_trial_keeps_the_release_running_and_uncommitted(
     assert (board.phase, board.active) == ("live", good)
 
 
-def test_a_trial_waits_for_its_maintenance_window(board: Board, live: str, tmp_path: Path) -> None:
+def test_a_trial_waits_for_its_maintenance_window(
+    board: TrialBoard, live: str, tmp_path: Path
+) -> None:
     policy = InstallPolicy(not_before="22:00", not_after="05:00")
     good = board.deploy(make_bundle(tmp_path / "2", version="2"), policy=policy)
     board.run(30)
@@ -186,7 +188,7 @@ def test_a_trial_waits_for_its_maintenance_window(board: Board, live: str, tmp_p
 
 
 def test_a_policy_is_kept_for_a_trial_that_goes_on_after_a_restart(
-    board: Board, live: str, tmp_path: Path
+    board: TrialBoard, live: str, tmp_path: Path
 ) -> None:
     policy = InstallPolicy(confirm_after_s=100.0)
     board.deploy(make_bundle(tmp_path / "2", version="2"), policy=policy)
@@ -200,7 +202,7 @@ def test_a_policy_is_kept_for_a_trial_that_goes_on_after_a_restart(
 
 
 def test_a_floor_keeps_older_versions_out_after_it_was_live(
-    board: Board, live: str, tmp_path: Path
+    board: TrialBoard, live: str, tmp_path: Path
 ) -> None:
     newer = board.deploy(make_bundle(tmp_path / "3", version="3"), floor="2")
     board.run(6)

@@ -101,7 +101,7 @@ def test_no_event_and_no_effect_is_without_a_row() -> None:
 UNREAD_A: frozenset[slots.Slot] = frozenset("a")
 
 
-def wanted(number: str, *, retry: bool = False) -> Desired:
+def release_of(number: str, *, retry: bool = False) -> Desired:
     """The release of this number, asked for by the request of the same."""
     blob = BlobSpec(sha256=number * 64, bytes=10, chunk_bytes=4096, index_sha256="c" * 64)
     release = ReleaseSpec(name="n", version=number, profile="p", blob=blob)
@@ -121,7 +121,8 @@ def test_a_rolled_back_trial_has_the_disk_read_the_next_release_once() -> None:
     """Where nothing prepares, the answer for the active slot comes before the comparison."""
     b_on_trial = slots.begin_trial(slots.stage(live_a(), record("1")), "1")
     state = v.State(
-        b_on_trial, "trial", desired=wanted("1", retry=True), preparing="0" * 64, trial=Trial(0.0),
+        b_on_trial, "trial", desired=release_of("1", retry=True), preparing="0" * 64,
+        trial=Trial(0.0),
     )  # fmt: skip
     state, effects = step(SETUP, state, v.Notice("failure", "no camera"), v.Moment())
     assert [v.Do("prepare", slot="a"), v.Do("compare")] == list(effects[-2:])
@@ -130,7 +131,7 @@ def test_a_rolled_back_trial_has_the_disk_read_the_next_release_once() -> None:
 
 
 def test_a_slot_that_the_disk_gives_at_the_second_look_is_tried() -> None:
-    state = v.State(slots.stage(live_a(), record("1")), "checking", desired=wanted("1"))
+    state = v.State(slots.stage(live_a(), record("1")), "checking", desired=release_of("1"))
     for notice in (v.Notice("unread", "the disk is slow"), v.Notice("whole")):
         state, effects = step(SETUP, state, notice, v.Moment())
     assert state.stage == "preparing"
@@ -140,7 +141,7 @@ def test_a_slot_that_the_disk_gives_at_the_second_look_is_tried() -> None:
 def test_the_other_slot_is_left_alone_while_the_active_one_is_judged() -> None:
     state = slots.begin_trial(slots.stage(live_a(), record("1")), "1")
     state = slots.postpone(state, "no frames")
-    waits, moment = v.State(state, "postponed", desired=wanted("1")), v.Moment(unread=UNREAD_A)
+    waits, moment = v.State(state, "postponed", desired=release_of("1")), v.Moment(unread=UNREAD_A)
     health = PipelineHealth("failed", 0, 0, None, 0.0, Liveness(0.0, 0.0))
     _state, effects = step(SETUP, waits, v.Observed(health), moment)
     assert effects == (v.Do("check_active"),)
@@ -148,8 +149,8 @@ def test_the_other_slot_is_left_alone_while_the_active_one_is_judged() -> None:
 
 def test_a_trial_runs_on_while_the_disk_does_not_give_the_active_slot() -> None:
     state = v.State(
-        slots.begin_trial(slots.stage(live_a(), record("1")), "1"), "trial", desired=wanted("1"),
-        trial=Trial(0.0),
+        slots.begin_trial(slots.stage(live_a(), record("1")), "1"), "trial",
+        desired=release_of("1"), trial=Trial(0.0),
     )  # fmt: skip
     health = PipelineHealth("running", 9, 0, None, 0.0, Liveness(0.0, 0.0))
     after, effects = step(SETUP, state, v.Observed(health), v.Moment(unread=UNREAD_A))
@@ -160,12 +161,12 @@ def test_a_trial_runs_on_while_the_disk_does_not_give_the_active_slot() -> None:
 
 def test_the_live_release_runs_again_where_it_is_asked_for_in_place_of_a_waiting_trial() -> None:
     state = v.State(
-        slots.begin_trial(slots.stage(live_a(), record("1")), "1"), "trial", desired=wanted("1"),
-        trial=Trial(0.0),
+        slots.begin_trial(slots.stage(live_a(), record("1")), "1"), "trial",
+        desired=release_of("1"), trial=Trial(0.0),
     )  # fmt: skip
     state, effects = step(SETUP, state, v.Notice("not_started", "no memory"), v.Moment())
     assert [one.word for one in effects if isinstance(one, v.Do)] == ["error"]
-    _state, effects = step(SETUP, state, v.DesiredSet(wanted("0"), TRUSTED, False), v.Moment())
+    _state, effects = step(SETUP, state, v.DesiredSet(release_of("0"), TRUSTED, False), v.Moment())
     words = [one.word for one in effects if isinstance(one, v.Do)]
     assert words == ["stop", "active", "compare"]
 
@@ -177,7 +178,7 @@ def in_shadow(desired: Desired) -> v.State:
 
 
 def test_a_shadow_ends_before_the_trial_that_begins_without_a_live_release() -> None:
-    state = in_shadow(altered(wanted("1"), policy=InstallPolicy(shadow_s=5.0)))
+    state = in_shadow(altered(release_of("1"), policy=InstallPolicy(shadow_s=5.0)))
     lost = slots.SlotState(active=None, a=state.slots.b)
     state = replace(state, slots=lost, golden_of="1" * 64)
     state, effects = step(SETUP, state, v.Checked("golden"), v.Moment())
@@ -189,23 +190,23 @@ def test_a_shadow_ends_before_the_trial_that_begins_without_a_live_release() -> 
 
 
 def test_a_shadow_tells_nothing_while_signatures_are_verified() -> None:
-    state = replace(in_shadow(wanted("1")), stage="verifying")
+    state = replace(in_shadow(release_of("1")), stage="verifying")
     after, _effects = step(SETUP, state, v.Notice("shadowing", "so far"), v.Moment())
     assert after == state
 
 
 def test_a_release_that_is_asked_for_again_is_prepared_for_the_newer_request() -> None:
-    again = altered(wanted("1"), request="2")
+    again = altered(release_of("1"), request="2")
     state = v.State(
         slots.stage(live_a(), record("1")), "checking", desired=again, preparing="1" * 64,
-        update=update_of(wanted("1"), "staging"),
+        update=update_of(release_of("1"), "staging"),
     )  # fmt: skip
     after, _effects = step(SETUP, state, v.Notice("whole"), v.Moment())
     assert (after.stage, after.update.phase, after.update.request) == ("preparing", "staging", "2")
 
 
 def test_the_log_says_which_version_waits_for_its_window() -> None:
-    desired = altered(wanted("1"), policy=InstallPolicy(not_before="22:00", not_after="23:00"))
+    desired = altered(release_of("1"), policy=InstallPolicy(not_before="22:00", not_after="23:00"))
     state = v.State(slots.stage(live_a(), record("1")), "checking", desired=desired)
     _state, effects = step(SETUP, state, v.Notice("whole"), v.Moment(hour=12))
     assert [one.text[:5] for one in effects if isinstance(one, v.Do)] == ["n 1: "]
@@ -247,7 +248,7 @@ ANSWERS: dict[str, tuple[v.Event | None, ...]] = {
 }
 
 
-class Board:
+class ModelBoard:
     """Stands between the machine and a disk, a network and processes that chance decides on."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -335,9 +336,9 @@ class Board:
         return chance.choice(events)
 
 
-def live_through(seed: int, events: int) -> Board:
+def live_through(seed: int, events: int) -> ModelBoard:
     chance = random.Random(seed)
-    board = Board(chance)
+    board = ModelBoard(chance)
     board.take(v.Notice("boot"))
     for _ in range(events):
         board.at = v.Moment(

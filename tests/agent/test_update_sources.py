@@ -33,7 +33,7 @@ class Site:
     """What a web server has, and how it misbehaves."""
 
     files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[tuple[str, str]] = field(default_factory=list)  # path and range
+    requests: list[tuple[str, str]] = field(default_factory=list)  # path and range
     ranges: bool = True
     status: int = 0  # of every answer, if it is not 0
     cut: int = 0  # this many answers break off in the middle
@@ -53,9 +53,9 @@ def handler_of(site: Site) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             span = self.headers.get("Range", "")
-            site.asked.append((self.path, span))
+            site.requests.append((self.path, span))
             if site.moved and not self.path.startswith("/new"):
-                signed = f"/new{self.path}?Expires=1&Signature={len(site.asked)}"
+                signed = f"/new{self.path}?Expires=1&Signature={len(site.requests)}"
                 self._answer(302, b"", {"Location": signed})
                 return
             path, _, signature = self.path.partition("?")
@@ -229,11 +229,11 @@ def test_a_release_comes_over_http_and_goes_on_where_it_was(tmp_path: Path, blob
         again = Device(tmp_path / "d", blob, site.url)
         assert again.fetching.received_bytes == received_bytes
         assert again.run() == ""
-        spans = [re.findall(r"\d+", span) for _path, span in site.asked if span]
+        spans = [re.findall(r"\d+", span) for _path, span in site.requests if span]
         fetched = sum(int(last) + 1 - int(first) for first, last in spans)
         # Each of two connections looks for the file by its first byte.
         assert blob.spec.bytes - received_bytes <= fetched <= blob.spec.bytes - received_bytes + 2
-        assert not any(path.endswith(".index") for path, _span in site.asked)
+        assert not any(path.endswith(".index") for path, _span in site.requests)
         check_whole(again, blob)
 
 
@@ -241,7 +241,7 @@ def test_neighbours_are_asked_for_at_once(tmp_path: Path, blob: Blob) -> None:
     with web(site_of(blob)) as site:
         device = Device(tmp_path / "d", blob, site.url)
         assert device.run() == ""
-        assert len(site.asked) <= blob.table.count / 2
+        assert len(site.requests) <= blob.table.count / 2
         check_whole(device, blob)
 
 
@@ -294,7 +294,7 @@ def test_the_only_site_that_answers_404_ends_the_download(tmp_path: Path, blob: 
     with web(Site()) as site:
         device = Device(tmp_path / "d", blob, site.url)
         assert "answers 404" in device.run()
-        assert len(site.asked) <= 2
+        assert len(site.requests) <= 2
         device.fetching.remove()
 
 
@@ -376,7 +376,7 @@ def test_a_site_that_trickles_is_left_for_the_next_source(
     with web(site):
         device = Device(tmp_path / "d", blob, site.url, str(tmp_path / "stick"))
         assert device.run() == ""
-        assert site.asked
+        assert site.requests
         assert "bytes a second for" in device.fetching.complaint
         assert "below the 512 that a source must give" in device.fetching.complaint
         check_whole(device, blob)

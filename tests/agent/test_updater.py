@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from mqtt_fixtures import PROFILE
-from updater_fixtures import Board
+from updater_fixtures import UpdaterBoard
 
 from device.agent.agent import Agent
 from device.agent.pipeline_process import PipelineExited
@@ -24,13 +24,13 @@ from device.update.machine import READ_AGAIN_S
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[Board]:
-    board = Board(tmp_path)
+def board(tmp_path: Path) -> Iterator[UpdaterBoard]:
+    board = UpdaterBoard(tmp_path)
     yield board
     board.close()
 
 
-def test_a_complete_download_is_tried_by_advance_and_not_by_a_query(board: Board) -> None:
+def test_a_complete_download_is_tried_by_advance_and_not_by_a_query(board: UpdaterBoard) -> None:
     request = board.updater.downloads.next_request(0.0)
     assert request is not None
     assert request.index
@@ -45,7 +45,7 @@ def test_a_complete_download_is_tried_by_advance_and_not_by_a_query(board: Board
     assert board.pipeline.report.status == "starting"
 
 
-def test_advance_reports_progress(board: Board) -> None:
+def test_advance_reports_progress(board: UpdaterBoard) -> None:
     board.updater.downloads.take(board.blob.sha256, "index", board.index, 0.0)
     board.updater.downloads.take(board.blob.sha256, "0", board.chunks[0], 0.0)
     board.updater.advance(0.0)
@@ -54,7 +54,7 @@ def test_advance_reports_progress(board: Board) -> None:
 
 @pytest.mark.parametrize("verdict", [Unverified(reason="no server"), Refused(reason="a stranger")])
 def test_a_document_whose_signatures_do_not_fit_stops_the_download_and_starts_nothing(
-    board: Board, verdict: Verdict
+    board: UpdaterBoard, verdict: Verdict
 ) -> None:
     phase = "verifying" if isinstance(verdict, Unverified) else "refused"
     board.updater.on_desired(board.desired("other"), verdict)
@@ -69,7 +69,7 @@ def test_a_document_whose_signatures_do_not_fit_stops_the_download_and_starts_no
     assert board.updater.update.phase == "trial"
 
 
-def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None:
+def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: UpdaterBoard) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
     board.updater.ask("failure", "the camera is gone")
@@ -81,7 +81,7 @@ def test_a_trial_that_fails_is_rolled_back_with_its_reason(board: Board) -> None
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
 def test_a_trial_that_the_system_cannot_start_is_tried_again(
-    board: Board, monkeypatch: pytest.MonkeyPatch, number: int
+    board: UpdaterBoard, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -102,7 +102,7 @@ def test_a_trial_that_the_system_cannot_start_is_tried_again(
 
 
 def test_a_pipeline_that_cannot_be_watched_is_not_started(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    board: UpdaterBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -118,7 +118,7 @@ def test_a_pipeline_that_cannot_be_watched_is_not_started(
 
 
 def test_a_trial_that_waits_for_the_system_gives_way_to_another_release(
-    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: UpdaterBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board.deliver_all()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
@@ -134,7 +134,7 @@ def test_a_trial_that_waits_for_the_system_gives_way_to_another_release(
 
 
 def test_a_release_in_a_slot_that_cannot_be_read_waits_for_the_disk(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    board: UpdaterBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
@@ -158,7 +158,7 @@ def refuse_to_open(_path: Path, *_arguments: object, **_options: object) -> None
 
 
 def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    board: UpdaterBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
@@ -176,7 +176,7 @@ def test_a_live_release_that_cannot_be_read_runs_until_it_is_known_to_be_damaged
     assert "was changed or damaged" in board.updater.problems[0]
 
 
-def test_an_agent_that_stood_still_does_not_blame_the_release(board: Board) -> None:
+def test_an_agent_that_stood_still_does_not_blame_the_release(board: UpdaterBoard) -> None:
     board.deliver_all()
     board.updater.advance(0.0)
     awake_s = time.monotonic() + 100.0  # frozen, for longer than trial_timeout_s
@@ -190,7 +190,7 @@ def test_an_agent_that_stood_still_does_not_blame_the_release(board: Board) -> N
 
 
 def test_the_log_names_the_live_release_that_crashes_in_a_loop(
-    board: Board, caplog: pytest.LogCaptureFixture
+    board: UpdaterBoard, caplog: pytest.LogCaptureFixture
 ) -> None:
     board.deliver_all()
     board.updater.advance(0.0)

@@ -59,7 +59,7 @@ class Checked:
         self, fleet: Fleet, folder: Path, command: tuple[str, ...] | None = None, **trust: object
     ) -> None:
         self.events: queue.Queue[VerificationEvent] = queue.Queue()
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         self.now_s = 0.0
         self._server = MetadataServer(fleet.served)
         self.verification = Verification(
@@ -72,7 +72,7 @@ class Checked:
         )
 
     def _answer(self, get: TufGet) -> None:
-        self.asked.append(get.path)
+        self.paths.append(get.path)
         for number, part in enumerate(self._server.answer(get.path)):
             self.verification.on_reply(get.id, str(number), part)
 
@@ -112,7 +112,7 @@ def test_the_child_asks_through_the_agent_and_ends_with_a_verdict(
     checked = make()
     document = fleet.signed(fleet.desired(1))
     assert isinstance(checked.check(document), Trusted)
-    assert checked.asked == [
+    assert checked.paths == [
         "metadata/2.root.json",
         "metadata/timestamp.json",
         "metadata/2.snapshot.json",
@@ -126,7 +126,7 @@ def test_the_child_asks_through_the_agent_and_ends_with_a_verdict(
 def test_a_folder_needs_no_server(fleet: Fleet, make: Callable[..., Checked]) -> None:
     checked = make(repository=str(fleet.served))
     assert isinstance(checked.check(fleet.signed(fleet.desired(1))), Trusted)
-    assert checked.asked == []
+    assert checked.paths == []
 
 
 def test_a_newer_document_ends_the_check_of_the_last_one(

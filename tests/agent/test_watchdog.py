@@ -517,7 +517,7 @@ def test_a_source_with_a_frame_each_five_seconds_is_tried_and_kept(tmp_path: Pat
 
 
 @dataclass
-class Kept:
+class Unharmed:
     """A board with a good release on a picture that moves."""
 
     board: Board
@@ -534,45 +534,45 @@ class Kept:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unharmed]:
     folder = tmp_path_factory.mktemp("kept")
     bundle = colour_bundle(folder / "release")
     board = Board(folder, "test://?width=64&height=64&fps=20")
     try:
         assert board.deploy(bundle).live
-        yield Kept(board, board.pipeline_pid())
+        yield Unharmed(board, board.pipeline_pid())
     finally:
         board.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("for_s", [0.7, 3.0, 10.0])
-def test_an_agent_that_stood_still_kills_no_good_pipeline(kept: Kept, for_s: float) -> None:
-    agent = kept.board.box.process.pid
+def test_an_agent_that_stood_still_kills_no_good_pipeline(unharmed: Unharmed, for_s: float) -> None:
+    agent = unharmed.board.box.process.pid
     os.kill(agent, signal.SIGSTOP)
     time.sleep(for_s)
     os.kill(agent, signal.SIGCONT)
-    kept.check(4.0)
+    unharmed.check(4.0)
 
 
 @pytest.mark.slow
-def test_a_board_that_is_stopped_as_a_whole_goes_on(kept: Kept) -> None:
-    pids = (kept.board.box.process.pid, kept.pid)
+def test_a_board_that_is_stopped_as_a_whole_goes_on(unharmed: Unharmed) -> None:
+    pids = (unharmed.board.box.process.pid, unharmed.pid)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(5.0)
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
         time.sleep(0.3)  # the agent wakes first
-    kept.check(4.0)
+    unharmed.check(4.0)
 
 
 @pytest.mark.slow
-def test_a_loaded_machine_kills_no_good_pipeline(kept: Kept) -> None:
+def test_a_loaded_machine_kills_no_good_pipeline(unharmed: Unharmed) -> None:
     command = [sys.executable, "-c", "while True: pass"]
     spinners = [subprocess.Popen(command) for _ in range(12 * (os.cpu_count() or 1))]
     try:
-        kept.check(20.0)
+        unharmed.check(20.0)
     finally:
         for spinner in spinners:
             spinner.kill()

@@ -46,7 +46,7 @@ serve(load_agent_config(Path(sys.argv[1])), own)
 """
 
 
-class Board:
+class TensorrtBoard:
     """A board with a DLA by the doubles, and a camera of four pictures."""
 
     def __init__(self, folder: Path, trial_timeout_s: float = PATIENCE_S) -> None:
@@ -137,7 +137,7 @@ def test_a_running_board_that_begins_to_give_garbage_refuses_the_next_release(
     install("10.3.0", tmp_path, monkeypatch)
     garbage = tmp_path / "garbage"
     monkeypatch.setenv("TENSORRT_DOUBLE_INJECT", f"outputs={outputs}@{garbage}")
-    board = Board(tmp_path)
+    board = TensorrtBoard(tmp_path)
     try:
         result = board.deploy(board.release(engine, "1"))
         assert result.live, (result, board.box.log())
@@ -169,7 +169,7 @@ def test_the_first_release_of_a_board_has_its_trial_after_plans_are_built(
     """Plans take longer than a trial may wait for a frame, and are none of its time."""
     install("10.3.0", tmp_path, monkeypatch)
     monkeypatch.setenv("TENSORRT_DOUBLE_TIMES", f"{TRIAL_S} 0 {TRIAL_S}")
-    board = Board(tmp_path, TRIAL_S)
+    board = TensorrtBoard(tmp_path, TRIAL_S)
     try:
         begun_s = time.monotonic()
         result = board.deploy(board.release(engine, "1"))

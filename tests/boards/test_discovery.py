@@ -251,7 +251,7 @@ def test_ctrl_c_of_all_found_ends_a_trial_at_the_end_of_a_cable(
         file.write(f'[smp]\ndevice = "{line.board}"\n')
     box.start()
     client_of(box).close()
-    board = found("board-9", f"serial://{line.host}")
+    board = found_board("board-9", f"serial://{line.host}")
     interrupted = threading.Event()
 
     def interrupt(_board: FoundBoard, state: Progress) -> None:
@@ -343,18 +343,18 @@ def test_a_stranger_on_the_network_breaks_no_search(monkeypatch: pytest.MonkeyPa
 # -- what is decided
 
 
-def found(name: str, address: str, *, answers: bool = True) -> FoundBoard:
+def found_board(name: str, address: str, *, answers: bool = True) -> FoundBoard:
     facts = BoardFacts(facts=DeviceFacts(), answer=Answer(device=name)) if answers else None
     return FoundBoard(address, name, facts, "" if answers else "it is away")
 
 
 def test_a_board_that_is_there_by_several_ways_counts_once() -> None:
-    usb, mdns = found("b", "ssh://192.168.55.1"), found("b", "ssh://b.local")
-    serial = found("c", "serial:///dev/ttyACM0")
+    usb, mdns = found_board("b", "ssh://192.168.55.1"), found_board("b", "ssh://b.local")
+    serial = found_board("c", "serial:///dev/ttyACM0")
     assert distinct([usb, mdns, serial]) == (usb, serial)
-    silent = found("b", "ssh://192.168.55.1", answers=False)
+    silent = found_board("b", "ssh://192.168.55.1", answers=False)
     assert distinct([silent, mdns]) == (mdns,)
-    unnamed = [found("", "ssh://1", answers=False), found("", "ssh://2", answers=False)]
+    unnamed = [found_board("", "ssh://1", answers=False), found_board("", "ssh://2", answers=False)]
     assert len(distinct(unnamed)) == 2
 
 

@@ -57,7 +57,7 @@ def raised() -> set[str]:
 
 
 @cache
-def said() -> frozenset[str]:
+def texts() -> frozenset[str]:
     """Every text of the code that could say a message."""
     texts = {
         text_of(node)
@@ -99,4 +99,4 @@ def test_every_message_has_a_row(message: str) -> None:
 
 @pytest.mark.parametrize("fragment", sorted({f for f in fragments() if not OF_SSH.search(f)}))
 def test_every_row_is_of_a_message(fragment: str) -> None:
-    assert any(said_with(fragment, text) for text in said()), fragment
+    assert any(said_with(fragment, text) for text in texts()), fragment

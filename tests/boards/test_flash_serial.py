@@ -21,7 +21,7 @@ from flash_fixtures import MEGABYTE, bundle_of, flash, run
 from mqtt_fixtures import AgentBox, free_port, make_bundle
 from serial_board_fixtures import roles, wait_for
 from smp_fixtures import Cable, cable
-from smp_server_fixtures import Board, serve
+from smp_server_fixtures import ServedBoard, serve
 
 from device.protocol.control import AskProgress, Rollback
 from device.smp.intake import RECORD, ChunkList
@@ -51,8 +51,8 @@ def wire() -> Iterator[Cable]:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board(tmp_path)
+def board(tmp_path: Path) -> ServedBoard:
+    return ServedBoard(tmp_path)
 
 
 def send(line: SerialLine | UdpLine, bundle: Path, on_progress: Told | None = None) -> int:
@@ -70,7 +70,7 @@ def send(line: SerialLine | UdpLine, bundle: Path, on_progress: Told | None = No
 
 @pytest.mark.parametrize("framing", ["console", "raw"])
 def test_a_bundle_arrives_and_is_not_sent_again(
-    tmp_path: Path, wire: Cable, board: Board, rng: np.random.Generator, framing: str
+    tmp_path: Path, wire: Cable, board: ServedBoard, rng: np.random.Generator, framing: str
 ) -> None:
     bundle = bundle_of(tmp_path / "in", rng.bytes(3 * MEGABYTE), "1")
     server = serve(board, wire, framing)
@@ -109,7 +109,7 @@ def damaged(kind: str, seed: int) -> Callable[[bytes], bytes]:
 def test_a_bad_line_costs_time_and_nothing_else(
     tmp_path: Path,
     wire: Cable,
-    board: Board,
+    board: ServedBoard,
     rng: np.random.Generator,
     kind: str,
     framing: str,
@@ -133,7 +133,7 @@ def test_a_bad_line_costs_time_and_nothing_else(
 def test_no_stream_of_records_breaks_the_board(tmp_path: Path, rng: np.random.Generator) -> None:
     blob = Blob(bundle_of(tmp_path / "in", rng.bytes(150_000), "1"))
     chance = random.Random(11)
-    board = Board(tmp_path)
+    board = ServedBoard(tmp_path)
     chunks = tmp_path / "list"
     chunks.write_bytes(msgspec.json.encode(ChunkList(blob=blob.spec, index=blob.index)))
     board.inbox.intake.take_list(chunks, "")
@@ -162,7 +162,7 @@ def test_no_stream_of_records_breaks_the_board(tmp_path: Path, rng: np.random.Ge
     ],
 )
 def test_a_list_that_is_none_is_refused(
-    tmp_path: Path, board: Board, changes: dict[str, bytes] | None, reason: str
+    tmp_path: Path, board: ServedBoard, changes: dict[str, bytes] | None, reason: str
 ) -> None:
     blob = Blob(make_bundle(tmp_path / "in"))
     chunks = msgspec.structs.replace(ChunkList(blob=blob.spec, index=blob.index), **changes or {})
@@ -187,7 +187,7 @@ def stop_at(limit_bytes: int) -> Told:
 
 
 def test_a_client_that_was_killed_goes_on_at_the_exact_offset(
-    tmp_path: Path, wire: Cable, board: Board, rng: np.random.Generator
+    tmp_path: Path, wire: Cable, board: ServedBoard, rng: np.random.Generator
 ) -> None:
     bundle = bundle_of(tmp_path / "in", rng.bytes(3 * MEGABYTE), "1")
     server = serve(board, wire)
@@ -213,7 +213,7 @@ def test_a_client_that_was_killed_goes_on_at_the_exact_offset(
 def test_a_cable_that_is_pulled_and_plugged_again_loses_nothing(
     tmp_path: Path,
     wire: Cable,
-    board: Board,
+    board: ServedBoard,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_cable_that_is_pulled_and_plugged_again_loses_nothing(
 
 
 def test_a_second_client_is_told_to_wait_and_a_port_belongs_to_one_program(
-    tmp_path: Path, wire: Cable, board: Board, rng: np.random.Generator
+    tmp_path: Path, wire: Cable, board: ServedBoard, rng: np.random.Generator
 ) -> None:
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
     second = bundle_of(tmp_path / "other", rng.bytes(MEGABYTE), "2")
@@ -307,7 +307,7 @@ class BadNetwork:
 
 
 def test_datagrams_that_are_lost_doubled_and_swapped_are_sent_again(
-    tmp_path: Path, board: Board, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, board: ServedBoard, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.3)
     monkeypatch.setattr("toolkit.fleet.transports.smp_client.TRIES", 60)
@@ -365,7 +365,7 @@ def flash_service(answer: Callable[[bytes], bytes | None], bundle: Path) -> None
 
 
 def test_the_last_answers_that_are_lost_cost_time_and_nothing_else(
-    tmp_path: Path, board: Board, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, board: ServedBoard, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolkit.fleet.transports.smp_client.ANSWER_S", 0.2)
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
@@ -385,7 +385,7 @@ def test_the_last_answers_that_are_lost_cost_time_and_nothing_else(
 
 
 def test_an_agent_that_is_started_again_gets_the_rest(
-    tmp_path: Path, board: Board, rng: np.random.Generator
+    tmp_path: Path, board: ServedBoard, rng: np.random.Generator
 ) -> None:
     bundle = bundle_of(tmp_path / "in", rng.bytes(MEGABYTE), "1")
     boards, count = [board], 0
@@ -394,7 +394,7 @@ def test_an_agent_that_is_started_again_gets_the_rest(
         nonlocal count
         count += 1
         if count == 1500:
-            boards.append(Board(tmp_path))  # of the same folder
+            boards.append(ServedBoard(tmp_path))  # of the same folder
         return boards[-1].service.handle(message, "host", 512)
 
     flash_service(answer, bundle)
@@ -404,7 +404,7 @@ def test_an_agent_that_is_started_again_gets_the_rest(
 
 
 def test_a_line_that_is_gone_before_the_first_chunk_is_waited_for(
-    tmp_path: Path, board: Board, rng: np.random.Generator
+    tmp_path: Path, board: ServedBoard, rng: np.random.Generator
 ) -> None:
     bundle = bundle_of(tmp_path / "in", rng.bytes(100_000), "1")
     count = 0
@@ -420,7 +420,7 @@ def test_a_line_that_is_gone_before_the_first_chunk_is_waited_for(
     assert board.inbox.bundle is not None
 
 
-def test_ctrl_c_before_the_board_installs_is_no_refusal(tmp_path: Path, board: Board) -> None:
+def test_ctrl_c_before_the_board_installs_is_no_refusal(tmp_path: Path, board: ServedBoard) -> None:
     asked_to_install = False
 
     def answer(message: bytes) -> bytes | None:

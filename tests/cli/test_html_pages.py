@@ -107,14 +107,16 @@ def pages(model: Path, engine: Path, folder: Path) -> dict[str, Path]:
     second = folder / "b.engine"
     run("build", model, "--profile", "orin-nx-16gb", "--precision", "int8", "--dummy-ranges",
         "-o", second)  # fmt: skip
-    made = {name: folder / f"{name}.html" for name in ("inspect", "model", "bench", "two", "plan")}
-    run("inspect", second, "--html", made["inspect"])
-    run("inspect", model, "--profile", "orin-nx-16gb", "--html", made["model"])
+    written = {
+        name: folder / f"{name}.html" for name in ("inspect", "model", "bench", "two", "plan")
+    }
+    run("inspect", second, "--html", written["inspect"])
+    run("inspect", model, "--profile", "orin-nx-16gb", "--html", written["model"])
     run("bench", engine, "--iterations", "20", "--warmup", "0", "--profile", "--html",
-        made["bench"])  # fmt: skip
-    run("compare", engine, second, "--random", "1", "--html", made["two"])
-    run("plan", model, "--profile", "orin-nx-16gb", "--html", made["plan"])
-    return {**made, "build": folder / "build.html"}
+        written["bench"])  # fmt: skip
+    run("compare", engine, second, "--random", "1", "--html", written["two"])
+    run("plan", model, "--profile", "orin-nx-16gb", "--html", written["plan"])
+    return {**written, "build": folder / "build.html"}
 
 
 def test_every_page_is_whole_alone_and_cuts_nothing(browser, model, engine, folder):

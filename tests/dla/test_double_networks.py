@@ -144,7 +144,7 @@ class Built:
         for tensor in (ports[0], *(layer.get_output(0) for layer in layers)):
             if tensor.name in case.ranges:
                 tensor.set_dynamic_range(-case.ranges[tensor.name], case.ranges[tensor.name])
-        self.asked = {layer.name: self.config.can_run_on_DLA(layer) for layer in layers}
+        self.can_run = {layer.name: self.config.can_run_on_DLA(layer) for layer in layers}
         self.plan = self._builder.build_serialized_network(self.network, self.config)
 
 
@@ -175,7 +175,7 @@ def imported(version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Mod
 def test_a_legal_network_is_built(case: Case, trt: ModuleType, tmp_path: Path) -> None:
     built = Built(trt, case, tmp_path)
     assert built.plan is not None, built.lines
-    assert all(built.asked.values())
+    assert all(built.can_run.values())
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
@@ -214,8 +214,8 @@ def places(trt: ModuleType, built: Built) -> list[str]:
 
 
 def test_a_layer_is_asked_before_the_build(trt: ModuleType, tmp_path: Path) -> None:
-    assert Built(trt, ILLEGAL["Sin"], tmp_path).asked == {"node": False}
-    assert Built(trt, ILLEGAL["an added constant"], tmp_path).asked == {"w": False, "node": True}
+    assert Built(trt, ILLEGAL["Sin"], tmp_path).can_run == {"node": False}
+    assert Built(trt, ILLEGAL["an added constant"], tmp_path).can_run == {"w": False, "node": True}
 
 
 def test_a_core_holds_16_loadables_at_a_time(trt: ModuleType, tmp_path: Path) -> None:

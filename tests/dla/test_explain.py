@@ -21,8 +21,8 @@ from toolkit.importers.onnx import import_model
 
 
 def line(view: NodeView, rule: str, *situation: object) -> RuleLine:
-    (found,) = (row for row in explain_node(view, *situation).lines if row.rule == rule)
-    return found
+    (single,) = (row for row in explain_node(view, *situation).lines if row.rule == rule)
+    return single
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)

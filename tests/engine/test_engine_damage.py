@@ -9,7 +9,7 @@ import pytest
 from cli_fixtures import invoke
 from engine_fixtures import split_network, without_checksums, write_network
 from mqtt_fixtures import PROFILE
-from updater_fixtures import Board
+from updater_fixtures import UpdaterBoard
 
 from device.engine.file import Engine, open_engine
 from device.errors import BundleError, EngineError
@@ -170,7 +170,7 @@ def test_the_agent_says_why_it_does_not_try_it(
 ) -> None:
     bad = packed(tmp_path / "bad.bundle", damaged, tmp_path, PROFILE)
     monkeypatch.setattr("updater_fixtures.make_bundle", lambda _: bad)
-    board = Board(tmp_path / "board")
+    board = UpdaterBoard(tmp_path / "board")
     try:
         board.deliver_all()
         board.updater.advance(0.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fleet_process_fixtures import Fleet, SignedFleet
-from self_update_fixtures import DIES, SIGNED, Board, packed, real_bundle
+from self_update_fixtures import DIES, SIGNED, SelfUpdateBoard, packed, real_bundle
 from wheel_fixtures import agent_wheel, tandem_wheel
 
 from toolkit.errors import RolloutError
@@ -29,7 +29,9 @@ def test_signed_agents_are_updated_and_one_that_is_broken_goes_back_and_is_repor
 ) -> None:
     wheel = tandem_wheel(tmp_path_factory)
     fleet = SignedFleet(tmp_path, 2)
-    boards = [Board(tmp_path / name, fleet.broker.port) for name in ("board-0", "board-1")]
+    boards = [
+        SelfUpdateBoard(tmp_path / name, fleet.broker.port) for name in ("board-0", "board-1")
+    ]
 
     def roll_out(bundle: Path, number: int, status: str) -> Any:
         fleet.run("rollout", "start", "--agent", str(bundle), "--groups", "board-0,rest")

@@ -8,23 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundle_models import detector, write_model_bundle
-from click.testing import CliRunner, Result
+from cli_fixtures import invoke
+from click.testing import CliRunner
 from fleet_fixtures import Fleet
 from golden_fixtures import PIPELINE, engine_of
 
 from device.update.bundle import extract_bundle, write_bundle
 from device.update.part_file import Fetch
-from toolkit.cli.commands.bundle import bundle as bundle_command
 from toolkit.cli.main import tandem
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.bundles.delta import DeltaEncoder
 from toolkit.fleet.bundles.diff import Change, changes, fetch_bytes, flattened
 from toolkit.fleet.trust.publish import publish_bundle
 from toolkit.fleet.trust.repository import FleetRepository
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(bundle_command, [str(argument) for argument in arguments])
 
 
 def packed(
@@ -37,7 +33,7 @@ def packed(
     (folder / "labels.txt").write_text("\n".join(names))
     files = ("--pipeline", folder / "pipeline.toml", "--labels", folder / "labels.txt")
     out = folder / "out.bundle"
-    result = run(engine, *files, "--portable", "--name", "m", "-o", out, *options)
+    result = invoke("bundle", engine, *files, "--portable", "--name", "m", "-o", out, *options)
     assert result.exit_code == 0, result.output
     return out
 
@@ -71,10 +67,10 @@ def test_the_old_spelling_and_create_write_the_same_bytes(files: Files, tmp_path
     folder = files.second.parent
     options = ("--pipeline", folder / "pipeline.toml", "--labels", folder / "labels.txt")
     for words, out in (((), "old"), (("create",), "new")):
-        result = run(*words, files.engine, *options, "-o", tmp_path / out)
+        result = invoke("bundle", *words, files.engine, *options, "-o", tmp_path / out)
         assert result.exit_code == 0, result.output
     assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
-    options_first = run(*options, "-o", tmp_path / "first", files.engine)
+    options_first = invoke("bundle", *options, "-o", tmp_path / "first", files.engine)
     assert options_first.exit_code == 0, options_first.output
     for log in (("-q",), ("--log", str(tmp_path / "log"))):
         shown = CliRunner().invoke(tandem, ["bundle", *log, "inspect", str(tmp_path / "old")])
@@ -82,7 +78,7 @@ def test_the_old_spelling_and_create_write_the_same_bytes(files: Files, tmp_path
 
 
 def test_inspect_shows_what_the_bundle_holds_and_says(files: Files) -> None:
-    result = run("inspect", files.first, "--json")
+    result = invoke("bundle", "inspect", files.first, "--json")
     assert result.exit_code == 0, result.output
     view = json.loads(result.output)
     assert (view["name"], view["profile"], view["bytes"]) == (
@@ -99,7 +95,7 @@ def test_inspect_shows_what_the_bundle_holds_and_says(files: Files) -> None:
     assert view["measured_by"]["predicted_latency_ms"].startswith("predicted, not measured")
     assert view["hashes"] == {"model": engine["model_sha256"]}
     assert view["signature"] is None  # it lies in no repository
-    shown = run("inspect", files.first).output
+    shown = invoke("bundle", "inspect", files.first).output
     assert "m 0.1.0 for laptop" in shown
     assert "memory_mb 500" in shown
 
@@ -109,7 +105,7 @@ def test_a_password_in_a_camera_address_is_not_shown(files: Files, tmp_path: Pat
     bundle = packed(tmp_path / "secret", files.engine, pipeline=secret)
     for arguments in (("inspect", bundle), ("inspect", bundle, "--json"),
                       ("diff", files.first, bundle)):  # fmt: skip
-        output = run(*arguments).output
+        output = invoke("bundle", *arguments).output
         assert "rtsp://***@camera/1" in output.replace("\n", "")
         assert "swordfish" not in output
 
@@ -118,13 +114,13 @@ def test_a_password_in_a_camera_address_is_not_shown(files: Files, tmp_path: Pat
 
 
 def test_verify_passes_a_good_bundle_and_names_what_is_wrong(files: Files, tmp_path: Path) -> None:
-    good = run("verify", files.first)
+    good = invoke("bundle", "verify", files.first)
     assert good.exit_code == 0, good.output
     broken = tmp_path / "broken.bundle"
     data = bytearray(files.first.read_bytes())
     data[data.index(b"class 5")] ^= 1
     broken.write_bytes(data)
-    bad = run("verify", broken, "--json")
+    bad = invoke("bundle", "verify", broken, "--json")
     assert bad.exit_code == 1
     (check,) = json.loads(bad.output)
     assert check["name"] == "hashes"
@@ -135,7 +131,7 @@ def test_verify_runs_the_engines_own_checks(tmp_path: Path) -> None:
     """Every hash fits, and the engine is none: safetensors without a manifest."""
     chance = np.random.default_rng(1)
     bundle = write_model_bundle(tmp_path / "m.bundle", detector(chance, blocks=1))
-    result = run("verify", bundle, "--json")
+    result = invoke("bundle", "verify", bundle, "--json")
     assert result.exit_code == 1
     checks = {check["name"]: check for check in json.loads(result.output)}
     assert checks["hashes"]["passed"]
@@ -153,7 +149,7 @@ def test_verify_refuses_an_engine_for_another_profile_than_the_bundle_says(
         bundle, engine=files.engine, pipeline=folder / "pipeline.toml",
         labels=folder / "labels.txt", name="m", version="1", profile="agx-orin-64gb",
     )  # fmt: skip
-    result = run("verify", bundle, "--json")
+    result = invoke("bundle", "verify", bundle, "--json")
     assert result.exit_code == 1
     details = [check["detail"] for check in json.loads(result.output) if not check["passed"]]
     assert details == [
@@ -162,14 +158,14 @@ def test_verify_refuses_an_engine_for_another_profile_than_the_bundle_says(
 
 
 def test_what_cannot_be_read_is_status_2(files: Files, tmp_path: Path) -> None:
-    assert run("verify", tmp_path / "missing").exception.exit_status == 2  # type: ignore[union-attr]
+    assert invoke("bundle", "verify", tmp_path / "missing").exception.exit_status == 2  # type: ignore[union-attr]
     (tmp_path / "text").write_text("no bundle")
-    assert run("verify", tmp_path / "text").exit_code == 1
+    assert invoke("bundle", "verify", tmp_path / "text").exit_code == 1
     for pair in ((files.first, tmp_path / "missing"), (tmp_path / "text", files.first)):
-        assert run("diff", *pair).exception.exit_status == 2  # type: ignore[union-attr]
-    alone = run("verify", files.first, "--repository", str(tmp_path))
+        assert invoke("bundle", "diff", *pair).exception.exit_status == 2  # type: ignore[union-attr]
+    alone = invoke("bundle", "verify", files.first, "--repository", str(tmp_path))
     assert (alone.exit_code, "give --trust, too" in alone.output) == (2, True)
-    nowhere = run("verify", files.first, "--trust", str(tmp_path))
+    nowhere = invoke("bundle", "verify", files.first, "--trust", str(tmp_path))
     assert (nowhere.exit_code, "lies in no signed repository" in nowhere.output) == (2, True)
 
 
@@ -188,15 +184,19 @@ def published(fleet: Fleet) -> Path:
 def test_the_signature_of_a_published_bundle_is_shown_and_verified(
     files: Files, fleet: Fleet
 ) -> None:
-    view = json.loads(run("inspect", published(fleet), "--json").output)
+    view = json.loads(invoke("bundle", "inspect", published(fleet), "--json").output)
     assert view["signature"]["target"] == "m/0.1.0/laptop.bundle"
     assert view["signature"]["verified"] is False
-    assert "not verified here" in " ".join(run("inspect", published(fleet)).output.split())
+    assert "not verified here" in " ".join(
+        invoke("bundle", "inspect", published(fleet)).output.split()
+    )
     for trust in (fleet.trust, fleet.trust / "root.json"):
-        result = run("verify", published(fleet), "--trust", trust, "--json")
+        result = invoke("bundle", "verify", published(fleet), "--trust", trust, "--json")
         assert result.exit_code == 0, result.output
         assert json.loads(result.output)[-1]["name"] == "signature"
-    elsewhere = run("verify", files.first, "--trust", fleet.trust, "--repository", fleet.served)
+    elsewhere = invoke(
+        "bundle", "verify", files.first, "--trust", fleet.trust, "--repository", fleet.served
+    )
     assert elsewhere.exit_code == 0, elsewhere.output
 
 
@@ -218,7 +218,7 @@ def test_a_signature_that_does_not_lead_to_these_bytes_is_refused(
     else:
         (listed,) = (copied.served / "metadata").glob("3.targets.json")
         listed.write_bytes(listed.read_bytes().replace(b"laptop", b"LAPTOP"))
-    result = run("verify", bundle, "--trust", trust, "--json")
+    result = invoke("bundle", "verify", bundle, "--trust", trust, "--json")
     assert result.exit_code == 1, result.output
     last = json.loads(result.output)[-1]
     assert (last["name"], last["passed"]) == ("signature", False)
@@ -231,14 +231,14 @@ def test_a_signature_that_does_not_lead_to_these_bytes_is_refused(
 def test_diff_says_what_changed_and_its_status_is_that_of_compare(
     files: Files, tmp_path: Path
 ) -> None:
-    assert run("diff", files.first, files.first).exit_code == 0
+    assert invoke("bundle", "diff", files.first, files.first).exit_code == 0
     changed = packed(
         tmp_path / "changed",
         files.engine,
         pipeline=PIPELINE.replace("width = 32", "width = 32\nresize = 'stretch'"),
         last="dog",
     )
-    result = run("diff", files.first, changed, "--json")
+    result = invoke("bundle", "diff", files.first, changed, "--json")
     assert result.exit_code == 1
     difference = json.loads(result.output)
     assert difference["pipeline"] == [
@@ -255,13 +255,13 @@ def test_diff_says_what_changed_and_its_status_is_that_of_compare(
 
 
 def test_diff_names_the_tensors_that_changed(files: Files) -> None:
-    difference = json.loads(run("diff", files.first, files.second, "--json").output)
+    difference = json.loads(invoke("bundle", "diff", files.first, files.second, "--json").output)
     states = {row["name"]: row["state"] for row in difference["parts"] if row["dtype"] == "F32"}
     assert states == {"tensor w0": "changed", "tensor w1": "changed"}
-    shown = run("diff", files.first, files.second).output
+    shown = invoke("bundle", "diff", files.first, files.second).output
     assert "changed" in shown
     assert "equal" not in shown.partition("parts are equal")[0].split()
-    assert run("diff", files.first, files.second, "--all").output.count("equal") > 1
+    assert invoke("bundle", "diff", files.first, files.second, "--all").output.count("equal") > 1
 
 
 def test_settings_are_compared_by_their_paths() -> None:

@@ -104,7 +104,7 @@ def test_any_text_is_a_reference_or_refused(text: str) -> None:
             again = parse_reference(str(parse_reference(candidate)))
         except RegistryError:
             continue
-        assert again.asked
+        assert again.digest_or_tag
 
 
 def test_credentials_come_from_the_environment_or_the_docker_login(tmp_path: Path) -> None:

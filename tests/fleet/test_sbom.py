@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from cli_fixtures import invoke
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from golden_fixtures import PIPELINE
@@ -16,14 +16,9 @@ from model_fixtures import small_convnet
 
 from device.update.bundle import BOM, BundleInfo, extract_bundle, read_bundle_info, write_bundle
 from toolkit.build import BuildOptions, build_engine
-from toolkit.cli.commands.bundle import bundle as bundle_command
 from toolkit.fleet.bundles.facts import check_licence
 from toolkit.fleet.bundles.sbom import PACKAGES, bill_of_materials
 from toolkit.fleet.bundles.unpacked import unpacked
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(bundle_command, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pack(folder: Path, out: Path, *options: str) -> Path:
     files = ("--pipeline", folder / "pipeline.toml", "--labels", folder / "labels.txt")
-    result = run(folder / "m.engine", *files, "-o", out, *options)
+    result = invoke("bundle", folder / "m.engine", *files, "-o", out, *options)
     assert result.exit_code == 0, result.exception
     return out
 
@@ -59,7 +54,7 @@ def properties(component: dict[str, object]) -> dict[str, str]:
 
 
 def test_it_is_valid_and_names_all_that_the_bundle_is_made_of(bundle: Path) -> None:
-    text = run("sbom", bundle).output
+    text = invoke("bundle", "sbom", bundle).output
     errors = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     assert errors is None, errors
     document = json.loads(text)
@@ -104,14 +99,16 @@ def test_the_same_bundle_has_the_same_bill_without_a_clock(folder: Path, tmp_pat
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     subprocess.run([sys.executable, "-c", code, *arguments], env=environment, check=True)
     assert (tmp_path / "2.bundle").read_bytes() == first.read_bytes()
-    document = json.loads(run("sbom", first).output)
+    document = json.loads(invoke("bundle", "sbom", first).output)
     assert "timestamp" not in document["metadata"]
-    second = json.loads(run("sbom", pack(folder, tmp_path / "3", "--version", "2")).output)
+    second = json.loads(
+        invoke("bundle", "sbom", pack(folder, tmp_path / "3", "--version", "2")).output
+    )
     assert second["serialNumber"] != document["serialNumber"]
 
 
 def test_a_bill_of_another_bundle_is_found(bundle: Path, folder: Path, tmp_path: Path) -> None:
-    assert run("verify", bundle).exit_code == 0
+    assert invoke("bundle", "verify", bundle).exit_code == 0
     extract_bundle(bundle, tmp_path / "slot")
     wrong = tmp_path / "wrong.json"
     held = (tmp_path / "slot" / BOM).read_text()
@@ -125,7 +122,7 @@ def test_a_bill_of_another_bundle_is_found(bundle: Path, folder: Path, tmp_path:
         out, engine=tmp_path / "slot/model.engine", pipeline=tmp_path / "slot/pipeline.toml",
         labels=tmp_path / "slot/labels.txt", name="m", version="1", profile="laptop", bom=write,
     )  # fmt: skip
-    result = run("verify", out, "--json")
+    result = invoke("bundle", "verify", out, "--json")
     assert result.exit_code == 1
     (failed,) = (row for row in json.loads(result.output) if not row["passed"])
     assert failed["name"] == BOM
@@ -140,9 +137,9 @@ def test_a_bundle_of_an_earlier_version_has_none_and_gets_one(bundle: Path, tmp_
         labels=tmp_path / "slot/labels.txt", name=info.name, version="1", profile="laptop",
     )  # fmt: skip
     assert BOM not in [entry.name for entry in read_bundle_info(out).files]
-    text = run("sbom", out).output
+    text = invoke("bundle", "sbom", out).output
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    assert run("verify", out).exit_code == 0
+    assert invoke("bundle", "verify", out).exit_code == 0
     with unpacked(out) as opened:
         manifests = {name: engine.manifest for name, engine in opened.engines.items()}
         assert bill_of_materials(opened.info, manifests).decode() == text
@@ -156,7 +153,7 @@ def test_an_spdx_licence_is_taken(text: str) -> None:
 @pytest.mark.parametrize("text", ["mine", "AGPL-3.0 License (https://x)", "MIT OR"])
 def test_another_text_is_refused(text: str, folder: Path, tmp_path: Path) -> None:
     files = ("--pipeline", folder / "pipeline.toml", "--labels", folder / "labels.txt")
-    result = run(folder / "m.engine", *files, "-o", tmp_path / "x", "--license", text)
+    result = invoke("bundle", folder / "m.engine", *files, "-o", tmp_path / "x", "--license", text)
     assert result.exit_code == 1
     assert "this is no SPDX licence" in str(result.exception)
     assert not (tmp_path / "x").exists()

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from detector_graphs import BOXES, KEPT, SIDE, detector, detector_feeds
+from model_fixtures import run_model
 from onnx import TensorProto, helper
 
 from device.runtime.session import open_session
@@ -22,14 +23,6 @@ from toolkit.partition.planning import portable
 from toolkit.quantize.ranges.options import RangeOptions
 
 pytest.importorskip("triton", reason="Triton is not installed")
-
-
-def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 def bounded(model: onnx.ModelProto) -> tuple[ir.Model, str]:
@@ -47,9 +40,9 @@ def test_padding_changes_no_result(good: int, rng: np.random.Generator) -> None:
     assert subsets == "computed 2 subsets of rows as all rows"
     assert padded.startswith(f"padded the rows of 'slice' to {KEPT} for ")
     feeds = detector_feeds(rng, good)
-    expected = run(model, feeds)
+    expected = run_model(model, feeds)
     assert len(expected["places"]) == min(good, KEPT)
-    for name, values in run(ir.to_proto(graph), feeds).items():
+    for name, values in run_model(ir.to_proto(graph), feeds).items():
         assert np.array_equal(values, expected[name])
 
 
@@ -139,10 +132,12 @@ def test_rows_are_padded_where_each_is_computed_alone(name: str, rng: np.random.
         mask[rng.choice(9, good, replace=False)] = True
         feeds = {"x": rng.normal(size=(9, 4)).astype(np.float32), "mask": mask}
         try:
-            expected = run(model, feeds)["y"]
+            expected = run_model(model, feeds)["y"]
         except ort.capi.onnxruntime_pybind11_state.RuntimeException:
             continue  # no row to take a softmax or a mean of
-        assert np.allclose(run(ir.to_proto(graph), feeds)["y"], expected, rtol=1e-6, equal_nan=True)
+        assert np.allclose(
+            run_model(ir.to_proto(graph), feeds)["y"], expected, rtol=1e-6, equal_nan=True
+        )
 
 
 @pytest.fixture
@@ -180,7 +175,7 @@ def test_an_engine_keeps_what_its_kernels_pass_to_each_other_on_the_gpu(
         assert any("DtoD" in call for call in gpu.calls)
         for good in (0, 2, BOXES):
             feeds = detector_feeds(rng, good)
-            expected, actual = run(model, feeds), session.infer(feeds)
+            expected, actual = run_model(model, feeds), session.infer(feeds)
             limit = 1e-5 if precision == "fp32" else 4e-3
             assert np.allclose(actual["places"], expected["places"], rtol=limit)
             assert actual["classes"].shape == expected["classes"].shape
@@ -216,6 +211,6 @@ def test_int8_of_a_level_that_no_sample_has(
     assert on_gpu.count("Gemm") == 2
     with open_session(result.path) as session:
         feeds = detector_feeds(rng, BOXES)  # large ones, too
-        expected, actual = run(model, feeds), session.infer(feeds)
+        expected, actual = run_model(model, feeds), session.infer(feeds)
     assert np.allclose(actual["places"], expected["places"], rtol=4e-3)
     assert actual["classes"].max() == pytest.approx(expected["classes"].max(), abs=0.15)

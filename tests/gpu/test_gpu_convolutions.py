@@ -138,9 +138,9 @@ def check_tactics(
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
     at, tactics = next(
-        (at, found)
+        (at, chosen)
         for at, op in enumerate(program.ops)
-        if (found := [t for t in op.tactics if t[0].spec.kernel == kernel])
+        if (chosen := [t for t in op.tactics if t[0].spec.kernel == kernel])
     )
     for tactic in tactics:
         ops = [*program.ops]

@@ -38,7 +38,7 @@ class Whole:
     side: int | None
 
 
-def made(name: str) -> Callable[[], ir.Model]:
+def builder(name: str) -> Callable[[], ir.Model]:
     return NETWORKS[name].model
 
 
@@ -75,23 +75,23 @@ def detector() -> ir.Model:
 
 
 NETWORKS_OF_THE_FIELD = {
-    "resnet18": Whole(made("resnet18"), 32),
-    "resnet50": Whole(made("resnet50"), 32),
-    "mobilenet_v2": Whole(made("mobilenet_v2"), 32),
-    "mobilenet_v3": Whole(made("mobilenet_v3"), 32),
-    "efficientnet_b0": Whole(made("efficientnet_b0"), 32),
-    "densenet121": Whole(made("densenet121"), 32),
+    "resnet18": Whole(builder("resnet18"), 32),
+    "resnet50": Whole(builder("resnet50"), 32),
+    "mobilenet_v2": Whole(builder("mobilenet_v2"), 32),
+    "mobilenet_v3": Whole(builder("mobilenet_v3"), 32),
+    "efficientnet_b0": Whole(builder("efficientnet_b0"), 32),
+    "densenet121": Whole(builder("densenet121"), 32),
     "googlenet": Whole(features("googlenet"), 32),
-    "squeezenet": Whole(made("squeezenet"), 64),
-    "shufflenet_v2": Whole(made("shufflenet_v2"), 64),
+    "squeezenet": Whole(builder("squeezenet"), 64),
+    "shufflenet_v2": Whole(builder("shufflenet_v2"), 64),
     "vgg16": Whole(features("vgg16"), 32),
-    "unet": Whole(made("unet"), 32),
+    "unet": Whole(builder("unet"), 32),
     "detector": Whole(detector, None),
-    "yolov8n": Whole(made("yolov8n"), 64),
+    "yolov8n": Whole(builder("yolov8n"), 64),
     "ssd_mobilenet_v1": Whole(before_plugin("ssd_mobilenet_v1"), 64),
-    "deeplab": Whole(made("deeplab"), 64),
-    "vit_small": Whole(made("vit_small"), 64),
-    "encoder": Whole(made("encoder"), None),
+    "deeplab": Whole(builder("deeplab"), 64),
+    "vit_small": Whole(builder("vit_small"), 64),
+    "encoder": Whole(builder("encoder"), None),
 }
 
 

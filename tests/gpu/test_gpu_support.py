@@ -15,7 +15,7 @@ from toolkit.gpu.support import ask_support
 Rng = np.random.Generator
 
 
-def asked(case: Case, result: tuple[int, ...] | None = None, **how: object) -> dict[str, str]:
+def refusals(case: Case, result: tuple[int, ...] | None = None, **how: object) -> dict[str, str]:
     """Ask for a case; `result`: the shape of "y", where inference does not find it."""
     model = ir.from_proto(case.model())
     if result is not None:
@@ -163,7 +163,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_node_alone_tells_is_refused(name: str) -> None:
     case, text = REFUSED[name]
-    (reason,) = asked(case).values()
+    (reason,) = refusals(case).values()
     assert text in reason
 
 
@@ -192,7 +192,7 @@ def test_open_sizes_are_left_to_lowering() -> None:
         node("Relu", "x", "y"),
     ]
     case = Case(nodes, {"x": ("rows", 3, 3)}, {}, ("s", "d", "y"), {"s": "int64"})
-    assert set(asked(case, dynamic=True)) == {"Det:d"}
+    assert set(refusals(case, dynamic=True)) == {"Det:d"}
 
 
 def test_operators_without_lowering_are_of_onnx_and_others_are_not_elementwise() -> None:
@@ -205,9 +205,9 @@ def test_operators_without_lowering_are_of_onnx_and_others_are_not_elementwise()
 def test_scales_of_a_resize_are_refused_where_they_are_computed() -> None:
     scales = helper.make_node("Resize", ["x", "", "s"], ["y"], name="r")
     computed = Case([scales], {"x": (1, 1, 2, 2), "s": (4,)}, {})
-    assert "reads 's', which is computed" in asked(computed, (1, 1, 4, 4))["r"]
+    assert "reads 's', which is computed" in refusals(computed, (1, 1, 4, 4))["r"]
     constant = Case([scales], {"x": (1, 1, 2, 2)}, {"s": np.array([1, 1, 2, 2], np.float32)})
-    assert not asked(constant)
+    assert not refusals(constant)
 
 
 @pytest.mark.parametrize(("mode", "side"), [("nearest", 5), ("linear", 4)])
@@ -217,7 +217,7 @@ def test_computed_sizes_are_taken_where_shapes_tell_them(mode: str, side: int) -
     def refused(x: int, result: int, mode: str) -> dict[str, str]:
         sizes = helper.make_node("Resize", ["x", "", "", "s"], ["y"], name="r", mode=mode)
         case = Case([sizes], {"x": (1, 1, x, x), "s": (4,)}, {}, dtypes={"s": "int64"})
-        return asked(case, (1, 1, result, result))
+        return refusals(case, (1, 1, result, result))
 
     assert "reads 's', which is computed" in refused(2, side, mode)["r"]
     assert not refused(2, 4, "nearest")
@@ -230,7 +230,7 @@ def test_results_are_unpooled_to_the_size_of_their_indices() -> None:
 
     def refused(side: int) -> dict[str, str]:
         weights = {"i": indices, "s": np.array([1, 1, side, side])}
-        return asked(Case([unpool], {"x": (1, 1, 2, 2)}, weights), (1, 1, side, side))
+        return refusals(Case([unpool], {"x": (1, 1, 2, 2)}, weights), (1, 1, side, side))
 
     assert not refused(4)
     (reason,) = refused(5).values()
@@ -239,15 +239,15 @@ def test_results_are_unpooled_to_the_size_of_their_indices() -> None:
 
 def test_as_many_columns_as_are_ranked_are_taken() -> None:
     top_k = helper.make_node("TopK", ["x", "k"], ["y", "i"], name="t")
-    assert not asked(Case([top_k], {"x": (1, MAX_RANKED)}, {"k": np.array([MAX_RANKED])}))
-    assert not asked(Case([top_k], {"x": (1, MAX_RANKED + 1)}, {"k": np.array([MAX_SELECTED])}))
+    assert not refusals(Case([top_k], {"x": (1, MAX_RANKED)}, {"k": np.array([MAX_RANKED])}))
+    assert not refusals(Case([top_k], {"x": (1, MAX_RANKED + 1)}, {"k": np.array([MAX_SELECTED])}))
 
 
 def test_more_steps_than_a_recurrence_takes_are_refused(rng: Rng) -> None:
     weights = {"w": normal(rng, 1, 12, 4), "r": normal(rng, 1, 12, 3)}
     lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="l", hidden_size=3)
-    assert not asked(Case([lstm], {"x": (MAX_STEPS, 1, 4)}, weights))
-    assert asked(Case([lstm], {"x": (MAX_STEPS + 1, 1, 4)}, weights)) == {
+    assert not refusals(Case([lstm], {"x": (MAX_STEPS, 1, 4)}, weights))
+    assert refusals(Case([lstm], {"x": (MAX_STEPS + 1, 1, 4)}, weights)) == {
         "l": f"node 'l' (LSTM) has {MAX_STEPS + 1} steps; kernels take {MAX_STEPS}"
     }
 
@@ -259,7 +259,7 @@ def test_weights_that_a_recurrence_computes_are_refused(rng: Rng) -> None:
         helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], name="l", hidden_size=3),
     ]
     case = Case(nodes, {"x": (2, 1, 4), "v": (1, 12, 4)}, weights)
-    assert asked(case) == {"l": "node 'l' (LSTM) has weights that are not constant"}
+    assert refusals(case) == {"l": "node 'l' (LSTM) has weights that are not constant"}
 
 
 def test_weights_that_a_model_dequantizes_are_constant() -> None:
@@ -268,11 +268,11 @@ def test_weights_that_a_model_dequantizes_are_constant() -> None:
         "s": np.array(0.5, np.float32),
     }
     nodes = [node("DequantizeLinear", "q s", "w"), node("ConvTranspose", "x w", "y")]
-    assert not asked(Case(nodes, {"x": (1, 2, 3, 3)}, weights))
+    assert not refusals(Case(nodes, {"x": (1, 2, 3, 3)}, weights))
 
 
 def test_weights_that_nodes_make_of_constants_are_not() -> None:
     nodes = [node("Neg", "v", "w"), node("ConvTranspose", "x w", "y")]
     weights = {"v": np.ones((2, 2, 1, 1), np.float32)}
-    reasons = asked(Case(nodes, {"x": (1, 2, 3, 3)}, weights))
+    reasons = refusals(Case(nodes, {"x": (1, 2, 3, 3)}, weights))
     assert "has weights that are not constant ('w')" in reasons["ConvTranspose:y"]

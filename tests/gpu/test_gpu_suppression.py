@@ -7,8 +7,8 @@ import gpu_interpreter
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
+from model_fixtures import run_model
 from onnx import TensorProto, helper, numpy_helper
 
 from device.runtime.session import open_session
@@ -53,14 +53,6 @@ def suppressing(
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
-def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
-
-
 def padded(model: onnx.ModelProto) -> ir.Model:
     graph, _ = run_passes(ir.from_proto(model))
     assert "padded the results of 1 NonMaxSuppression" in give_bounds(graph)
@@ -87,9 +79,9 @@ def some_boxes(rng: np.random.Generator, images: int, boxes: int) -> np.ndarray:
 
 def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> int:
     """Compare the function and the kernels with onnxruntime; return how many boxes there are."""
-    expected = run(model, feeds)["chosen"]
+    expected = run_model(model, feeds)["chosen"]
     graph = padded(model)
-    assert np.array_equal(run(ir.to_proto(graph), feeds)["chosen"], expected)
+    assert np.array_equal(run_model(ir.to_proto(graph), feeds)["chosen"], expected)
     results = list(gpu_interpreter.run(kernels(graph), feeds).values())
     rows, count = sorted(results, key=lambda array: -array.ndim)
     assert count.tolist() == [len(expected)]
@@ -135,7 +127,7 @@ def test_scores_that_are_no_numbers_are_no_candidates(rng: np.random.Generator) 
     program = kernels(padded(suppressing((1, 1, 60), 60, 0.5)))
     results = gpu_interpreter.run(program, lowest).values()
     rows, count = sorted(results, key=lambda array: -array.ndim)
-    expected = run(suppressing((1, 1, 60), 60, 0.5, 0.5), feeds)["chosen"]
+    expected = run_model(suppressing((1, 1, 60), 60, 0.5, 0.5), feeds)["chosen"]
     assert np.array_equal(rows[: int(count[0])], expected)
 
 
@@ -279,9 +271,9 @@ def test_dropped_boxes_suppress_none(most: int, side: float, rng: np.random.Gene
     graph = padded(model)
     kinds = [one.op_type for one in graph.graph.all_nodes()]
     assert not {"If", "NonZero", "NonMaxSuppression"} & set(kinds)
-    expected = run(model, feeds)
+    expected = run_model(model, feeds)
     assert (len(expected["found_scores"]) == 0) == (side == 99.0)
-    for name, values in run(ir.to_proto(graph), feeds).items():
+    for name, values in run_model(ir.to_proto(graph), feeds).items():
         assert np.array_equal(values, expected[name]), name
     (*refused,) = ask_support(graph).refused
     by_name = {one.name: one for one in graph.graph}
@@ -351,7 +343,7 @@ def test_what_whole_results_point_at_is_padded_with_them(rng: np.random.Generato
     )
     feeds = {"boxes": some_boxes(rng, 1, 30), "scores": rng.random((1, 1, 30), np.float32)}
     graph = padded(model)
-    assert np.array_equal(run(ir.to_proto(graph), feeds)["y"], run(model, feeds)["y"])
+    assert np.array_equal(run_model(ir.to_proto(graph), feeds)["y"], run_model(model, feeds)["y"])
 
 
 @pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.INT32])
@@ -384,8 +376,8 @@ def test_the_first_boxes_as_many_as_a_number_says(kind: int, rng: np.random.Gene
     assert ("NonMaxSuppression" in give_bounds(graph)) == (kind == TensorProto.INT64)
     for number in (0, 1, 17, 30, 99, -1, -29, -30, -99):
         feeds["number"] = np.array([number], dtype)
-        expected = run(model, feeds)["found"]
-        assert np.array_equal(run(ir.to_proto(graph), feeds)["found"], expected)
+        expected = run_model(model, feeds)["found"]
+        assert np.array_equal(run_model(ir.to_proto(graph), feeds)["found"], expected)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -402,6 +394,6 @@ def test_an_engine_suppresses_on_the_gpu(
         with open_session(result.path) as session:
             for _ in range(2):
                 feeds = chain_feeds(rng)
-                expected, actual = run(chain(40), feeds), session.infer(feeds)
+                expected, actual = run_model(chain(40), feeds), session.infer(feeds)
                 for name, values in expected.items():
                     assert np.array_equal(actual[name], values), name

@@ -26,7 +26,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what `make` was asked for in one run of TensorFlow: a folder of each kind."""
     return tmp_path_factory.mktemp("tensorflow")
 
@@ -34,16 +34,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 QUICK_KINDS = ("saved_model", "tflite", "eigenvalues")  # what every run of the tests needs
 
 
-def make(python: Path, kind: str, made: Path, folder: Path) -> tuple[Arrays, Arrays]:
+def make(python: Path, kind: str, models: Path, folder: Path) -> tuple[Arrays, Arrays]:
     """Let TensorFlow write a model to a folder; return inputs and outputs of its run, by name."""
-    if not (made / kind).exists():
+    if not (models / kind).exists():
         kinds = QUICK_KINDS if kind in QUICK_KINDS else (kind,)
         script = Path(__file__).parents[1] / "fixtures" / "tensorflow_models.py"
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-        command = [python, script, made, *kinds]
+        command = [python, script, models, *kinds]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    shutil.copytree(made / kind, folder, dirs_exist_ok=True)
+    shutil.copytree(models / kind, folder, dirs_exist_ok=True)
     with np.load(folder / "run.npz") as file:
         arrays = {name: file[name] for name in file.files}
     return tuple(
@@ -92,10 +92,10 @@ def test_an_engine_computes_what_tensorflow_computes(
     name: str,
     error: float,
     tensorflow: Path,  # noqa: F811
-    made: Path,
+    models: Path,
     tmp_path: Path,
 ) -> None:
-    inputs, expected = make(tensorflow, kind, made, tmp_path)
+    inputs, expected = make(tensorflow, kind, models, tmp_path)
     engine, report = run_command_of_page(name, tmp_path)
     assert "exported to ONNX by TensorFlow 2" in report
     agree(engine, inputs, expected, error)
@@ -104,10 +104,10 @@ def test_an_engine_computes_what_tensorflow_computes(
 @pytest.mark.slow
 def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
     tensorflow: Path,  # noqa: F811
-    made: Path,
+    models: Path,
     tmp_path: Path,
 ) -> None:
-    inputs, expected = make(tensorflow, "h5", made, tmp_path)
+    inputs, expected = make(tensorflow, "h5", models, tmp_path)
     ((name, picture),) = inputs.items()
     turned = {name: np.ascontiguousarray(picture.transpose(0, 3, 1, 2))}
     agree(run_command_of_page("model.h5", tmp_path)[0], turned, expected)
@@ -125,10 +125,10 @@ def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
 
 def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
     tensorflow: Path,  # noqa: F811
-    made: Path,
+    models: Path,
     tmp_path: Path,
 ) -> None:
-    make(tensorflow, "eigenvalues", made, tmp_path)
+    make(tensorflow, "eigenvalues", models, tmp_path)
     with pytest.raises(
         tandem.TandemError, match=r"saved_model cannot be exported.*SelfAdjointEig.*log"
     ) as refused:

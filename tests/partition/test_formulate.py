@@ -23,7 +23,7 @@ def one_kernel(rng: np.random.Generator, count: int) -> tuple[NodeView, ...]:
     return views(to_ir(Net(nodes, {"x": (1, 32, 56, 56)}, weights).proto()).graph)
 
 
-def made(seen: tuple[NodeView, ...], refused: set[str], costs: CostModel) -> Formulated:
+def formulate_nodes(seen: tuple[NodeView, ...], refused: set[str], costs: CostModel) -> Formulated:
     ends = [seen[-1].outputs[0].name]
     return formulate("m", seen, refused, costs, ("gpu", "dla0"), outputs=ends)
 
@@ -34,7 +34,7 @@ def test_on_the_gpu_a_parted_kernel_costs_what_it_does_whole(rng: np.random.Gene
         costs = CostModel(seen, ORIN, precision="int8")
         (whole,) = costs.price(fuse(seen), "gpu")
         refused = {view.name for view in seen if rng.random() < 0.5}
-        tasks = made(seen, refused, costs).network.tasks
+        tasks = formulate_nodes(seen, refused, costs).network.tasks
         assert sum(task.time_us["gpu"] for task in tasks) == pytest.approx(whole.time_us)
         energies = [task.energy_mj["gpu"] for task in tasks]
         assert sum(energies) == pytest.approx(whole.energy_mj)
@@ -43,7 +43,7 @@ def test_on_the_gpu_a_parted_kernel_costs_what_it_does_whole(rng: np.random.Gene
 def test_behind_the_dla_a_part_costs_what_it_does_alone(rng: np.random.Generator) -> None:
     seen = one_kernel(rng, 1)
     costs = CostModel(seen, ORIN, precision="int8")
-    network = made(seen, {seen[1].name}, costs).network
+    network = formulate_nodes(seen, {seen[1].name}, costs).network
     conv, behind = network.tasks
     assert set(conv.time_us) == {"gpu", "dla0"}
     assert set(behind.time_us) == {"gpu"}
@@ -61,7 +61,7 @@ def test_tasks_are_in_an_order_in_which_they_can_run(rng: np.random.Generator) -
     for _ in range(10):
         seen = one_kernel(rng, 6)
         refused = {view.name for view in seen if rng.random() < 0.5}
-        network = made(seen, refused, CostModel(seen, ORIN, precision="int8")).network
+        network = formulate_nodes(seen, refused, CostModel(seen, ORIN, precision="int8")).network
         place = {task.name: index for index, task in enumerate(network.tasks)}
         for flow in network.flows:
             if flow.source is not None:

@@ -9,7 +9,7 @@ from pipelines.stages.accuracy import Truth, iou_matrix, mean_average_precision
 HERE, THERE, ELSEWHERE = [0, 0, 10, 10], [50, 50, 60, 60], [90, 90, 99, 99]
 
 
-def found(*rows):
+def detected(*rows):
     boxes = np.array([r[0] for r in rows], np.float32).reshape(-1, 4)
     return Detections(
         boxes, np.array([r[1] for r in rows], np.float32), np.array([r[2] for r in rows], np.int64)
@@ -23,49 +23,49 @@ def truth(*rows):
 
 def test_perfect_detections_give_one():
     result = mean_average_precision(
-        [found((HERE, 0.9, 0), (THERE, 0.8, 1))], [truth((HERE, 0), (THERE, 1))]
+        [detected((HERE, 0.9, 0), (THERE, 0.8, 1))], [truth((HERE, 0), (THERE, 1))]
     )
     assert result.map50 == 1.0
     assert result.by_class == {0: 1.0, 1: 1.0}
 
 
 def test_no_detections_give_zero():
-    assert mean_average_precision([found()], [truth((HERE, 0))]).map50 == 0.0
+    assert mean_average_precision([detected()], [truth((HERE, 0))]).map50 == 0.0
 
 
 def test_a_better_ranked_miss_halves_the_precision():
-    predictions = [found((ELSEWHERE, 0.9, 0), (HERE, 0.8, 0))]
+    predictions = [detected((ELSEWHERE, 0.9, 0), (HERE, 0.8, 0))]
     assert mean_average_precision(predictions, [truth((HERE, 0))]).map50 == pytest.approx(0.5)
 
 
 def test_a_worse_ranked_miss_costs_nothing():
-    predictions = [found((HERE, 0.9, 0), (ELSEWHERE, 0.8, 0))]
+    predictions = [detected((HERE, 0.9, 0), (ELSEWHERE, 0.8, 0))]
     assert mean_average_precision(predictions, [truth((HERE, 0))]).map50 == 1.0
 
 
 def test_hand_computed_curve_with_envelope():
     # hit, miss, hit, over 3 objects: precision 1, 1/2, 2/3; the envelope lifts 1/2 to 2/3.
-    predictions = [found((HERE, 0.9, 0), (ELSEWHERE, 0.8, 0), (THERE, 0.7, 0))]
+    predictions = [detected((HERE, 0.9, 0), (ELSEWHERE, 0.8, 0), (THERE, 0.7, 0))]
     truths = [truth((HERE, 0), (THERE, 0), ([200, 0, 210, 10], 0))]
     expected = 1 / 3 * 1.0 + 1 / 3 * 2 / 3
     assert mean_average_precision(predictions, truths).map50 == pytest.approx(expected)
 
 
 def test_second_detection_of_one_object_is_a_miss():
-    predictions = [found((HERE, 0.9, 0), ([0, 0, 10, 9], 0.8, 0), (THERE, 0.7, 0))]
+    predictions = [detected((HERE, 0.9, 0), ([0, 0, 10, 9], 0.8, 0), (THERE, 0.7, 0))]
     result = mean_average_precision(predictions, [truth((HERE, 0), (THERE, 0))])
     assert result.map50 == pytest.approx(0.5 * 1.0 + 0.5 * 2 / 3)
 
 
 def test_ranking_covers_all_images():
-    predictions = [found((ELSEWHERE, 0.5, 0)), found((HERE, 0.9, 0))]
+    predictions = [detected((ELSEWHERE, 0.5, 0)), detected((HERE, 0.9, 0))]
     assert mean_average_precision(predictions, [truth(), truth((HERE, 0))]).map50 == 1.0
-    predictions = [found((ELSEWHERE, 0.95, 0)), found((HERE, 0.9, 0))]
+    predictions = [detected((ELSEWHERE, 0.95, 0)), detected((HERE, 0.9, 0))]
     assert mean_average_precision(predictions, [truth(), truth((HERE, 0))]).map50 == 0.5
 
 
 def test_classes_do_not_mix_and_absent_ones_do_not_count():
-    predictions = [found((HERE, 0.9, 1), (THERE, 0.8, 2))]
+    predictions = [detected((HERE, 0.9, 1), (THERE, 0.8, 2))]
     result = mean_average_precision(predictions, [truth((HERE, 0), (THERE, 2))])
     assert result.by_class == {0: 0.0, 2: 1.0}
     assert result.map50 == 0.5
@@ -73,7 +73,7 @@ def test_classes_do_not_mix_and_absent_ones_do_not_count():
 
 def test_iou_threshold_is_inclusive():
     half = [0, 0, 10, 5]
-    predictions = [found((half, 0.9, 0))]
+    predictions = [detected((half, 0.9, 0))]
     assert mean_average_precision(predictions, [truth((HERE, 0))]).map50 == 1.0
     assert mean_average_precision(predictions, [truth((HERE, 0))], 0.51).map50 == 0.0
 

@@ -41,25 +41,25 @@ def event(*boxes: Detection, texts: tuple[TextLine, ...] = ()) -> Event:
     return Event(**{**{key: getattr(EVENT, key) for key in EVENT.__struct_fields__}, **changed})
 
 
-def found(score: float, box: tuple[float, float, float, float] | None, kind: int = 0) -> Detection:
+def hit(score: float, box: tuple[float, float, float, float] | None, kind: int = 0) -> Detection:
     return Detection(label=str(kind), class_id=kind, score=score, box=box)
 
 
 def test_boxes_are_found_again_by_class_and_place_and_others_are_new() -> None:
-    exact = [event(found(0.9, BOX), found(0.8, OTHER), found(0.7, OTHER, 1))]
-    actual = [event(found(0.7, BOX), found(0.8, (30.0, 30.0, 40.0, 40.0)), found(0.6, OTHER, 1))]
+    exact = [event(hit(0.9, BOX), hit(0.8, OTHER), hit(0.7, OTHER, 1))]
+    actual = [event(hit(0.7, BOX), hit(0.8, (30.0, 30.0, 40.0, 40.0)), hit(0.6, OTHER, 1))]
     items, matched, new, worst = judge_boxes(exact, actual)
     assert (items, matched, new) == (3, 2, 1)
     assert worst == pytest.approx(0.2)
 
 
 def test_a_box_is_not_found_twice() -> None:
-    assert judge_boxes([event(found(0.9, BOX), found(0.8, BOX))], [event(found(0.9, BOX))])[1] == 1
+    assert judge_boxes([event(hit(0.9, BOX), hit(0.8, BOX))], [event(hit(0.9, BOX))])[1] == 1
 
 
 def test_classes_and_texts_are_compared_by_picture() -> None:
-    exact = [event(found(0.9, None), found(0.1, None, 1))]
-    turned = [event(found(0.6, None, 1), found(0.4, None))]
+    exact = [event(hit(0.9, None), hit(0.1, None, 1))]
+    turned = [event(hit(0.6, None, 1), hit(0.4, None))]
     assert judge_classes(exact, exact)[:3] == (1, 1, 0)
     assert judge_classes(exact, turned) == (1, 0, 0, 0.5)
     lines = [event(texts=(TextLine("ab", 0.9),)), event(texts=(TextLine("cd", 0.9),))]

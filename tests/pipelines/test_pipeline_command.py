@@ -25,8 +25,8 @@ def invoke(*arguments: object, text: str | None = None) -> Result:
 
 def test_a_new_pipeline_has_what_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
-    asked = ["jsonl", "serial", "video", "prometheus", "mcap", "foxglove"]
-    sinks = [word for kind in asked for word in ("--sink", kind)]
+    kinds_given = ["jsonl", "serial", "video", "prometheus", "mcap", "foxglove"]
+    sinks = [word for kind in kinds_given for word in ("--sink", kind)]
     result = invoke("new", "--model", ROBOT, "--source", "rtsp://u:pass@cam/1", "--track",
                     *sinks, "-o", path)  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -38,7 +38,7 @@ def test_a_new_pipeline_has_what_was_asked_for(tmp_path: Path) -> None:
     assert config.cameras[0].uri == "rtsp://u:pass@cam/1"
     assert config.tracker
     kinds = [sink.__struct_config__.tag for sink in config.sinks]
-    assert kinds == asked
+    assert kinds == kinds_given
 
 
 def test_a_tracker_gets_the_weak_detections_that_it_wants(tmp_path: Path) -> None:

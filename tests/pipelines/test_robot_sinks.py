@@ -37,13 +37,13 @@ def tracked(*rows, tracks):
     return Detections(decoded.boxes, decoded.scores, decoded.class_ids, np.array(tracks, np.int64))
 
 
-def result(found, *, seq=0, camera="", zones=None, time_s=0.0):
+def result(given, *, seq=0, camera="", zones=None, time_s=0.0):
     zones = zones or ZoneFrame()
     taken = Stamp(int(time_s * 1e9), START_NS + int(time_s * 1e9))
     frame = Frame(gray_frame(0), seq, taken, taken, "test", camera)
     facts = FrameFacts(zones=zones, processors=("gpu", "dla0"))
-    event = make_event("door", frame, found, LABELS, {"infer": 1.0}, facts)
-    return FrameResult(frame, found, event, zones)
+    event = make_event("door", frame, given, LABELS, {"infer": 1.0}, facts)
+    return FrameResult(frame, given, event, zones)
 
 
 def context(port=None, **options):

@@ -336,10 +336,10 @@ def test_a_node_of_dds_that_is_closed_has_gone_at_once():
 
 
 def test_a_service_of_dds_outlasts_a_request_that_fails_or_is_too_large(caplog):
-    kind, asked = "rcl_interfaces/srv/GetParameters", []
+    kind, lengths = "rcl_interfaces/srv/GetParameters", []
 
     def answer(data):
-        asked.append(len(data))
+        lengths.append(len(data))
         if len(data) == 8:
             raise ValueError("no such case")
         return data
@@ -352,11 +352,11 @@ def test_a_service_of_dds_outlasts_a_request_that_fails_or_is_too_large(caplog):
         def ask(size):
             requests.put(HEAD + bytes(16 + size - len(HEAD)), 1)
 
-        until(lambda: asked or ask(8))
+        until(lambda: lengths or ask(8))
         ask(MAX_REQUEST + 4)
         ask(12)
-        until(lambda: asked[-1] == 12)
-    assert set(asked) == {8, 12}
+        until(lambda: lengths[-1] == 12)
+    assert set(lengths) == {8, 12}
     assert "no such case" in caplog.text
     assert f"{MAX_REQUEST + 4} bytes, more than {MAX_REQUEST}" in caplog.text
 

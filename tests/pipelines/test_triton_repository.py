@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.http as triton_http
-from click.testing import CliRunner
+from cli_fixtures import output_of
 from engine_fixtures import picture, single_network, write_network
 from onnx import TensorProto, helper
 from serving_fixtures import add_sub, served, value, write_onnx
@@ -19,7 +19,6 @@ from device.errors import ConfigError
 from device.session import open_session
 from pipelines.serving.model_config import as_json, parse_override, read_config
 from pipelines.serving.protocol import from_bf16, to_bf16
-from toolkit.cli.main import tandem
 
 
 def tensor(name: str, data: np.ndarray, kind: str = "FP32") -> Any:
@@ -28,15 +27,9 @@ def tensor(name: str, data: np.ndarray, kind: str = "FP32") -> Any:
     return one
 
 
-def run(*words: object) -> str:
-    result = CliRunner().invoke(tandem, [str(word) for word in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_an_exported_engine_gives_the_same_and_is_batched(tmp_path: Path) -> None:
     engine = write_network(tmp_path / "net.engine", single_network("batch"))
-    run("export", engine, "--to", "triton", "-o", tmp_path / "repository")
+    output_of("export", engine, "--to", "triton", "-o", tmp_path / "repository")
     folder = tmp_path / "repository" / "net"
     config = read_config(folder / "config.pbtxt")
     assert (config.max_batch_size, config.backend) == (4, "onnxruntime")
@@ -62,7 +55,7 @@ def test_an_imported_repository_has_engines_and_keeps_what_cannot_be_built(tmp_p
     (root / "plan" / "1").mkdir(parents=True)
     (root / "plan" / "1" / "model.plan").write_bytes(b"x")
     (root / "plan" / "config.pbtxt").write_text('platform: "tensorrt_plan"')
-    text = run("import-triton", root, "--profile", "laptop", "-o", tmp_path / "ours")
+    text = output_of("import-triton", root, "--profile", "laptop", "-o", tmp_path / "ours")
     assert "simple version 1: model.engine" in text
     assert "texts version 1: model.onnx (not built, and `tandem build` says why" in text
     assert "plan version 1: left out (it has no model.onnx, but model.plan)" in text

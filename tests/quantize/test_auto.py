@@ -34,11 +34,11 @@ class Additive:
             for name, ranges in self.candidates.items()
         }
         self.weights = rng.uniform(0.8, 1.2, SAMPLES)
-        self.asked: list[tuple[dict[str, float | None], int]] = []
+        self.assignments: list[tuple[dict[str, float | None], int]] = []
 
     def __call__(self, assignment, samples=ALL):
         weights = self.weights[samples]
-        self.asked.append((dict(assignment), weights.size))
+        self.assignments.append((dict(assignment), weights.size))
         return sum(self.noise[name][amax] for name, amax in assignment.items()) * weights
 
     def best(self) -> dict[str, float]:
@@ -124,7 +124,7 @@ def test_candidates_that_agree_are_tried_once(rng: np.random.Generator) -> None:
     errors.candidates["t0"] = {"a": 1.0, "b": 1.0, "c": 1.001}
     errors.noise["t0"] = {1.0: 2.0, 1.001: 2.0}
     result = choose_ranges(errors.candidates, errors)
-    assert len(errors.asked) == 3  # the three methods everywhere, nothing else
+    assert len(errors.assignments) == 3  # the three methods everywhere, nothing else
     assert result.amax["t0"] in (1.0, 1.001)
 
 
@@ -132,9 +132,9 @@ def test_noise_on_its_own_is_asked_of_the_callable_for_it(rng: np.random.Generat
     whole, own = Additive(rng), Additive(rng)
     own.noise = whole.noise
     result = choose_ranges(whole.candidates, whole, own)
-    assert all(len(assignment) == 1 for assignment, _ in own.asked)
-    assert len(own.asked) == 6
-    assert all(len(assignment) == 6 for assignment, _ in whole.asked)
+    assert all(len(assignment) == 1 for assignment, _ in own.assignments)
+    assert len(own.assignments) == 6
+    assert all(len(assignment) == 6 for assignment, _ in whole.assignments)
     assert result.error <= min(result.single.values())
 
 
@@ -144,7 +144,7 @@ def test_tensors_that_add_nothing_are_left_as_they_are(rng: np.random.Generator)
     result = choose_ranges(errors.candidates, errors)
     start = {tensor: ranges[result.start] for tensor, ranges in errors.candidates.items()}
     assert result.amax["t1"] == start["t1"]
-    tried = [assignment for assignment, _ in errors.asked[3:] if len(assignment) == 3]
+    tried = [assignment for assignment, _ in errors.assignments[3:] if len(assignment) == 3]
     assert tried
     assert all(assignment["t1"] == start["t1"] for assignment in tried)
 
@@ -153,7 +153,7 @@ def test_hopeless_candidates_see_few_samples(rng: np.random.Generator) -> None:
     errors = Additive(rng, tensors=1, methods=2)
     errors.noise["t0"] = {1.0: 1.0, 1.25: 50.0}
     choose_ranges(errors.candidates, errors, start="m0")
-    last = [count for assignment, count in errors.asked if assignment["t0"] == 1.25]
+    last = [count for assignment, count in errors.assignments if assignment["t0"] == 1.25]
     assert last[0] == SAMPLES  # alone, everywhere
     assert 0 < sum(last[1:]) <= SAMPLES // 4
 

@@ -299,9 +299,9 @@ def test_ranges_for_a_profile_cover_what_its_rewrites_make(
 ) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
     on_dla = {}
-    for name, asked in (("plain", ()), ("rewritten", ("--profile", "agx-orin-64gb"))):
+    for name, flags in (("plain", ()), ("rewritten", ("--profile", "agx-orin-64gb"))):
         table = tmp_path / f"{name}.json"
-        words = ["calibrate", str(model), "--data", str(data_folder), "-o", str(table), *asked]
+        words = ["calibrate", str(model), "--data", str(data_folder), "-o", str(table), *flags]
         done = CliRunner().invoke(command_line, [*words, "--method", "minmax"])
         assert done.exit_code == 0, done.output
         options = BuildOptions(table=read_table(table), plan=PlanOptions(objective="gpu-relief"))

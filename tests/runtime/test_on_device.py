@@ -81,13 +81,13 @@ class WithDlpack:
         self.values = np.frombuffer(memory, values.dtype).reshape(values.shape)
         self.values[...] = values
         self.device = device
-        self.asked: list[int] = []
+        self.streams: list[int] = []
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device
 
     def __dlpack__(self, *, stream: int) -> object:
-        self.asked.append(stream)
+        self.streams.append(stream)
         return self.values.__dlpack__()
 
 
@@ -108,7 +108,7 @@ def test_arrays_of_both_protocols_give_what_infer_gives(
         assert not any("HtoD" in call or "DtoH" in call for call in gpu.calls)
         assert np.array_equal(result.numpy(), expected)
         gpu.calls.clear()
-    (stream,) = by_dlpack.asked
+    (stream,) = by_dlpack.streams
     assert stream in gpu.streams
     assert "cuStreamBeginCapture_v2" not in gpu.calls  # other addresses need no other graph
 

@@ -196,7 +196,7 @@ def test_each_rules_case_is_put_to_tensorrt(
     assert [row.problem for row in rows] == [""] * len(rows)
     # The double has rules of its own, which agree with the table on these cases.
     assert {row.expected for row in rows} == {True, False}
-    assert all((row.asked, row.built) == (row.expected, row.expected) for row in rows)
+    assert all((row.can_run, row.built) == (row.expected, row.expected) for row in rows)
     assert {row.precision for row in rows} == ({"fp16"} if version == "11.4.1" else {"int8"})
 
 
@@ -227,8 +227,8 @@ def test_a_refusal_is_reported_with_what_tensorrt_said(
     install("10.3.0", tmp_path, monkeypatch)
     monkeypatch.setenv("TENSORRT_DOUBLE_FAIL", f"refuse:{rules.NODE}")
     _, rows = run(kit, tmp_path / "work", "rules")
-    assert {(row.asked, row.built) for row in rows} == {(False, False)}
-    assert all("does not run layer node on the DLA" in row.said for row in rows)
+    assert {(row.can_run, row.built) for row in rows} == {(False, False)}
+    assert all("does not run layer node on the DLA" in row.message for row in rows)
 
 
 def test_a_crash_loses_one_item_and_says_which(

@@ -10,12 +10,12 @@ from scripts.soak_pipeline import BOUND_MS, Holdings, growth_mb, holdings, soak,
 MINUTES = float(os.environ.get("TANDEM_SOAK_MINUTES", "30"))
 
 
-def said(line: str) -> None:
+def report_line(line: str) -> None:
     print(line)
 
 
 def test_faults_of_camera_and_broker_leak_nothing() -> None:
-    verdict = with_faults(300, seed=5, report=said)
+    verdict = with_faults(300, seed=5, report=report_line)
     assert verdict.frames == 300
     assert verdict.problems == ()
 
@@ -23,7 +23,7 @@ def test_faults_of_camera_and_broker_leak_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_thousand_frames_with_faults_leak_nothing() -> None:
-    verdict = with_faults(10_000, seed=11, report=said)
+    verdict = with_faults(10_000, seed=11, report=report_line)
     assert verdict.frames == 10_000
     assert len(verdict.faults) == 4
     assert verdict.problems == ()
@@ -32,7 +32,7 @@ def test_ten_thousand_frames_with_faults_leak_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(60 * MINUTES + 300)
 def test_a_long_run_neither_grows_nor_gets_late() -> None:
-    verdict = soak(MINUTES, said)
+    verdict = soak(MINUTES, report_line)
     assert verdict.problems == ()
     assert verdict.fps > 25.0
     assert verdict.received > 0.95 * verdict.frames
