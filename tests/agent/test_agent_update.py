@@ -268,7 +268,13 @@ def test_a_release_that_does_not_start_is_refused_once_for_each_request(tmp_path
     again.update.stop()
 
 
-@pytest.mark.parametrize("missing", ["cryptography", "securesystemslib", "tuf", "urllib3"])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "cryptography",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("securesystemslib", "tuf", "urllib3")),
+    ],
+)
 def test_a_version_that_could_verify_no_release_is_refused_where_they_are_signed(
     tmp_path: Path, missing: str
 ) -> None:

@@ -446,11 +446,11 @@ def test_the_exact_gelu_is_not_replaced_by_its_approximation() -> None:
 
 
 LIGHT = (
-    ("resnet50", ORIN),
+    pytest.param("resnet50", ORIN, marks=pytest.mark.slow),
     ("squeezenet", ORIN),
     ("squeezenet", XAVIER),
     ("shufflenet", ORIN),
-    ("shufflenet", XAVIER),
+    pytest.param("shufflenet", XAVIER, marks=pytest.mark.slow),
     ("inception_v1", ORIN),
 )
 

@@ -267,7 +267,9 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [pytest.param(1280, "light", marks=pytest.mark.slow), (360, "dark")]
+)
 def test_pages_can_be_used_by_everyone_and_fit(
     fleet: Fleet, web: WebProcess, browser: Browser, width: int, scheme: str
 ) -> None:

@@ -1,7 +1,10 @@
 """The scripts of examples/, each run as its docstring says, on small data."""
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -42,10 +45,13 @@ def start(folder: Path, *arguments: str | Path) -> "subprocess.Popen[str]":
 
 
 def run(folder: Path, example: str, *arguments: str | Path) -> str:
-    process = start(folder, EXAMPLES / example, *arguments)
-    out, err = process.communicate(timeout=BUILD_S)
-    assert process.returncode == 0, err
-    return out
+    """Run it in this process, which has imported what it needs; return what it prints."""
+    script, out = str(EXAMPLES / example), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [script, *map(str, arguments)])
+        runpy.run_path(script, run_name="__main__")
+    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +125,9 @@ def test_read_events_prints_what_a_pipeline_publishes(
 
 
 def test_the_stereo_plugin_measures_the_shift_of_a_texture(tmp_path: Path) -> None:
-    out = run(tmp_path, "stereo/run.py")
+    process = start(tmp_path, EXAMPLES / "stereo/run.py")  # it imports files of its folder
+    out, err = process.communicate(timeout=BUILD_S)
+    assert process.returncode == 0, err
     assert re.search(r"shifted by 9 pixels, median disparity 9\.0\d$", out.strip())
 
 
@@ -130,6 +138,7 @@ def test_mnist_recognizes_digits_that_it_has_not_seen(tmp_path: Path) -> None:
     assert float(share) > 93
 
 
+@pytest.mark.usefixtures("quick_torch_export")
 def test_fine_tuning_wins_back_what_int8_costs(tmp_path: Path) -> None:
     out = run(tmp_path, "fine_tune.py", "--profile", "laptop", "--steps", "12")
     exact, before, after = (float(loss) for loss in re.findall(r"loss ([\d.]+)", out))

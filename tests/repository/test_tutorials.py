@@ -106,13 +106,16 @@ def test_fleet_on_laptop(tmp_path: Path) -> None:
     link_configs(tmp_path, pictures=1)
     model = ROOT / "configs/models/robot-objects.onnx"
     tandem.build(model, tmp_path / "robot.engine", profile="laptop")
-    follow("fleet_on_laptop.md", tmp_path, {"1884": str(free_port())})
+    follow("fleet_on_laptop.md", tmp_path, {"1884": str(free_port()), "fps=5": "fps=2"})
 
 
 def test_yolo_on_orin(tmp_path: Path) -> None:
     """With a YOLOv8n of others in place of the reader's."""
     (tmp_path / "yolo.onnx").symlink_to(foreign_model("nudenet-320n"))
-    (tmp_path / "pictures").symlink_to(ROOT / "configs/scenes/backgrounds")
+    (tmp_path / "pictures").mkdir()
+    for name in ("astronaut", "china", "coffee", "rocket"):
+        picture = ROOT / f"configs/scenes/backgrounds/{name}.jpg"
+        (tmp_path / "pictures" / picture.name).symlink_to(picture)
     follow("yolo_on_orin.md", tmp_path)
     events = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
     labels = {detection["label"] for event in events for detection in event["detections"]}
