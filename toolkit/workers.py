@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from concurrent.futures.process import ProcessPoolExecutor
 from contextlib import AbstractContextManager
+from importlib import import_module
 from multiprocessing import get_context
 from typing import Any, TypeVar, cast
 
@@ -42,6 +43,31 @@ K = TypeVar("K")
 
 class RefusedError(Exception):
     """This worker cannot do a task; another one may."""
+
+
+class _Function:
+    """A function that is found by its name when a worker has passed the checks: loading its module
+    where a package is missing would end the worker before it can say so."""
+
+    def __init__(self, function: Callable[..., bytes]) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> bytes:  # noqa: ANN401  (those of a task)
+        return self.function(*arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
+        return _LateFunction, (self.function.__module__, self.function.__name__)
+
+
+class _LateFunction(msgspec.Struct, frozen=True):
+    """Such a function on its worker."""
+
+    module: str
+    name: str
+
+    def __call__(self, *arguments: Any) -> bytes:  # noqa: ANN401  (those of a task)
+        result: bytes = getattr(import_module(self.module), self.name)(*arguments)
+        return result
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -95,6 +121,7 @@ class Workers(AbstractContextManager["Workers"]):
         missing, running = dict(tasks), dict[Future[bytes], K]()
         expected = versions(packages)
         need = MIN_FREE_BYTES + COPIES_OF_MODEL * model_bytes
+        said = set[str]()
         refused = set[K]()  # these wait: who refuses at once would take the tasks of all others
         lost, longest, last = 0, 0.0, time.monotonic()
 
@@ -126,7 +153,9 @@ class Workers(AbstractContextManager["Workers"]):
                     lost, longest, last = 0, max(longest, now - last), now
                     yield key, answer.result
                 if problem:
-                    LOG.warning("%s; what it had is run again", problem)
+                    if problem not in said:
+                        LOG.warning("%s; what it had is run again", problem)
+                    said.add(problem)
                     lost += not running  # then all that was given out is lost
                     _end_lost(problem, lost)
                 if not (done and running):
@@ -149,7 +178,9 @@ class Workers(AbstractContextManager["Workers"]):
         for _ in range(MAX_LOST):
             self._executor = self._executor or self._start()
             try:
-                return self._executor.submit(_answer, function, expected, arguments, need)
+                return self._executor.submit(
+                    _answer, _Function(function), expected, arguments, need
+                )
             except BrokenExecutor:
                 self.close(stop=True)  # its own end waits for processes that started meanwhile
         raise WorkersError("the workers cannot be started: they end at once")

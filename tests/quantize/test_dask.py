@@ -1,5 +1,6 @@
 """Calibration on the workers of a Dask scheduler, some of which die."""
 
+import os
 import re
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ import pytest
 from click.testing import CliRunner
 from model_fixtures import small_convnet
 from process_lines import next_line
+from python_versions import python_of
 
+import configs
 from toolkit.cli.main import tandem as command_line
 from toolkit.errors import WorkersError
 from toolkit.quantize.ranges import shards
@@ -43,10 +47,11 @@ def scheduler() -> Iterator[str]:
         process.terminate()
 
 
-def start_worker(address: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny"]
+def start_worker(address: str, python: str = sys.executable) -> "subprocess.Popen[bytes]":
+    command = [python, "-m", "distributed.cli.dask_worker", address, "--no-nanny"]
     command += ["--nthreads", "1", "--no-dashboard"]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    env = {**os.environ, "PYTHONPATH": str(Path(configs.ROOT).parent)}
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env)
 
 
 def kill_after_a_shard(worker: "subprocess.Popen[bytes]", stored: Path) -> None:
@@ -85,6 +90,54 @@ def test_a_table_is_that_of_one_process_though_a_worker_is_killed(
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+@pytest.mark.slow
+def test_a_worker_of_another_python_is_refused_by_name_and_the_others_do_its_work(
+    scheduler: str, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """It has Tandem's sources and Dask, and no NumPy."""
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards, "MIN_SAMPLES", 20)
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    np.save(tmp_path / "data.npy", rng.normal(size=(200, 3, 32, 32)).astype(np.float32))
+    other, minor = another_python(tmp_path / "other")
+    workers = [start_worker(scheduler, other)]
+    try:
+        workers.append(start_worker(scheduler))
+        words = ["calibrate", str(model), "--data", str(tmp_path / "data.npy"), "--accept-loss"]
+        words += ["--method", "minmax"]
+        for name, option in (("dask", ["--workers", scheduler]), ("plain", [])):
+            out = ["-o", str(tmp_path / f"{name}.json")]
+            done = CliRunner().invoke(command_line, [*words, *option, *out])
+            assert done.exit_code == 0, done.output
+        assert re.search(rf"worker tcp://.* runs Python {minor}, not 3\.\d+: both", caplog.text)
+        assert (tmp_path / "dask.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def another_python(folder: Path) -> tuple[str, str]:
+    """Make an environment of another Python for a worker of Dask; return its interpreter and its
+    version, as 3.12."""
+    own = "{}.{}".format(*sys.version_info)
+    others = {minor: python_of(minor) for minor in ("3.12", "3.10", "3.13") if minor != own}
+    present = [(minor, program) for minor, program in others.items() if program is not None]
+    if not present:
+        pytest.skip("this machine has no other Python")
+    minor, program = present[0]
+    subprocess.run([program, "-m", "venv", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    same = [f"{name}=={version(name)}" for name in ("dask", "distributed", "msgspec")]
+    subprocess.run([python, "-m", "pip", "install", "-q", *same], check=True)
+    site = next((folder / "lib").glob("python*/site-packages"))
+    info = site / f"tandem_edge-{version('tandem-edge')}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Version: {version('tandem-edge')}\n")
+    return python, minor
 
 
 def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,31 @@
 """Tasks on workers that refuse, stop or fail, each on an executor of threads."""
 
 import os
+import pickle
 import re
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
 from device.errors import TandemError
 from toolkit.cache import BUILDING, CALIBRATING
 from toolkit.errors import WorkersError
-from toolkit.workers import RefusedError, Workers, open_workers, versions
+from toolkit.quantize.ranges.shards import observe_shard
+from toolkit.workers import (
+    RefusedError,
+    Workers,
+    _Answer,
+    _answer,
+    _Function,
+    open_workers,
+    versions,
+)
 
 RUNS: list[int] = []
 
@@ -88,6 +101,20 @@ def test_a_worker_of_another_version_is_refused_by_name_before_it_computes(
     with foreign as workers, pytest.raises(WorkersError, match=refusal):
         list(workers.run(count_run, {1: ()}))
     assert not RUNS
+
+
+def test_a_worker_that_lacks_a_package_can_still_say_its_version() -> None:
+    """Reading a task imports nothing of what it computes with."""
+    expected = versions(()) | {"Python": "3.9"}
+    task = pickle.dumps((_answer, (_Function(observe_shard), expected, ())))
+    code = (
+        "import sys, pickle; sys.modules['numpy'] = None; import toolkit.workers as workers;"
+        " workers.REFUSED_S = 0; function, arguments = pickle.load(sys.stdin.buffer);"
+        " sys.stdout.buffer.write(function(*arguments))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=task, capture_output=True, check=True)
+    answer = msgspec.msgpack.decode(done.stdout, type=_Answer)
+    assert answer.refused.startswith(f"runs Python {versions(())['Python']}, not 3.9")
 
 
 def test_a_package_that_a_task_does_not_use_may_differ() -> None:

@@ -19,6 +19,7 @@ import pytest
 from model_fixtures import small_convnet
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from python_versions import python_of
 from shared_folder import shared_folder
 
 import tandem
@@ -257,16 +258,6 @@ def test_profiles_are_found_from_an_installed_wheel(board: Path) -> None:
 
 def test_the_installed_command_runs(board: Path) -> None:
     assert "agx-orin-64gb" in run(str(board / "tandem"), "profiles")
-
-
-def python_of(version: str) -> str | None:
-    """A Python of this version, from the PATH or pyenv."""
-    installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
-    candidates = [*map(str, installed), shutil.which(f"python{version}")]
-    for one in filter(None, candidates):  # a shim of pyenv may have no Python behind it
-        if subprocess.run([one, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return one
-    return None
 
 
 @pytest.mark.slow
