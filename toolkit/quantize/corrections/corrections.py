@@ -92,7 +92,7 @@ def try_equalisation(
     by_weights = rows.keys() - unlinked_depthwise(plain.graph.graph).keys()
     least = MIN_GAIN if by_weights == rows.keys() else MIN_GAIN_OF_NODES
     result = _equalised(plain, rows, refit, requested, least)
-    if not result[2].kept and 0 < len(by_weights) < len(rows):
+    if not result[2].applied and 0 < len(by_weights) < len(rows):
         weight_rows = {tensor: row for tensor, row in rows.items() if tensor in by_weights}
         result = _equalised(plain, weight_rows, refit, requested, MIN_GAIN)
     return result
