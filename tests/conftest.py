@@ -30,7 +30,11 @@ import pytest
 
 from toolkit.cli.log import PACKAGES
 
-hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+# `--hypothesis-profile thorough` tries twice as many examples where a test does not say how many.
+hypothesis.settings.register_profile("thorough", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "default", hypothesis.settings.get_profile("thorough"), max_examples=50
+)
 hypothesis.settings.load_profile("default")
 
 RNG_SEED = pytest.StashKey[int]()
