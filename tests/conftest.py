@@ -30,7 +30,11 @@ import pytest
 
 from toolkit.cli.log import PACKAGES
 
-hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+# `--hypothesis-profile thorough` tries twice as many examples where a test does not say how many.
+hypothesis.settings.register_profile("thorough", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "default", hypothesis.settings.get_profile("thorough"), max_examples=50
+)
 hypothesis.settings.load_profile("default")
 
 RNG_SEED = pytest.StashKey[int]()
@@ -78,8 +82,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of the repository: the longest of all would end alone."""
-    items.sort(key=lambda item: "tests/repository/" not in item.nodeid)
+    """Begin with the tests of the repository and the scripts: the longest would end alone."""
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/repository/", "tests/scripts/")))
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +145,15 @@ def quick_torch_export(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build as on a host without Triton: for tests of what is not compiled, which takes minutes."""
     monkeypatch.setattr("toolkit.gpu.segments.has_compiler", lambda: False)
+
+
+@pytest.fixture(scope="session")
+def tandem_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """`tandem` for shells, whose commands need no imports of their own."""
+    from preloaded_tandem import preloaded_tandem
+
+    with preloaded_tandem(tmp_path_factory.mktemp("tandem")) as program:
+        yield program
 
 
 @pytest.fixture

@@ -76,11 +76,11 @@ def test_the_examples_of_the_python_page_run(
     exec(quick, {})
 
 
-def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path, tandem_program: Path) -> None:
     small_convnet(tmp_path / "model.onnx", np.random.default_rng())
     text = (ROOT / "docs/debugging.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    tandem = f'tandem() {{ "{sys.executable}" -m toolkit.cli "$@"; }}'
+    tandem = f'tandem() {{ "{tandem_program}" "$@"; }}'
     done = subprocess.run(
         ["bash", "-ec", "\n".join([tandem, *blocks])],
         cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -91,7 +91,7 @@ def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
     assert "1 of 9 nodes are left" in done.stdout
 
 
-def test_the_commands_of_the_page_on_serving_run(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_on_serving_run(tmp_path: Path, tandem_program: Path) -> None:
     small_convnet(tmp_path / "model.onnx", np.random.default_rng())
     text = (ROOT / "docs/serving.md").read_text()
     for port in ("8000", "8001", "8002"):
@@ -104,7 +104,7 @@ def test_the_commands_of_the_page_on_serving_run(tmp_path: Path) -> None:
         if [ "$1" = serve ]; then set -- "$@" --http {http} --grpc 0 --metrics {metrics}; fi
         if [ "$1" = build ]; then set -- "$@" --precision fp32; mkdir -p models; fi
         exec=; if [ "$1" = serve ]; then exec=exec; fi  # so that `kill` reaches it
-        $exec "{sys.executable}" -m toolkit.cli "$@"
+        $exec "{tandem_program}" "$@"
     }}"""
     done = subprocess.run(
         ["bash", "-ec", "\n".join([tandem, *blocks])],

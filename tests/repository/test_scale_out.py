@@ -27,7 +27,7 @@ dask() {{
 }}
 tandem() {{
     case $1 in calibrate) set -- "$@" --method minmax --accept-loss ;; esac
-    "{sys.executable}" -m toolkit.cli "$@"
+    "$TANDEM_PROGRAM" "$@"
 }}
 """
 
@@ -50,8 +50,14 @@ def run(folder: Path, script: str, **environment: str) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    tandem_program: Path,
+) -> Path:
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TANDEM_PROGRAM", str(tandem_program))
     small_convnet(tmp_path / "net.onnx", rng)
     (tmp_path / "images").mkdir()
     for number in range(40):

@@ -37,12 +37,13 @@ def logs_of(folder: Path) -> dict[str, str]:
     return {str(log.relative_to(folder)): log.read_text()[-2000:] for log in logs}
 
 
-def follow(page: str, folder: Path, stands_for: dict[str, str] | None = None) -> str:
+def follow(page: str, folder: Path, program: Path, stands_for: dict[str, str] | None = None) -> str:
     """Run the blocks of `page` in `folder` as one script, and return what they print.
 
-    `stands_for` replaces texts of the page, such as a port. Whatever the page starts and does not
-    end is killed. Fails unless every line that the page shows is printed, in order: "..." stands
-    for any text, a figure such as 1.5, 120 or 7% for any figure, a space for several.
+    `program` is the script's `tandem`. `stands_for` replaces texts of the page, such as a port.
+    Whatever the page starts and does not end is killed. Fails unless every line that the page
+    shows is printed, in order: "..." stands for any text, a figure such as 1.5, 120 or 7% for any
+    figure, a space for several.
     """
     text = (TUTORIALS / page).read_text()
     for words, here in (stands_for or {}).items():
@@ -50,7 +51,8 @@ def follow(page: str, folder: Path, stands_for: dict[str, str] | None = None) ->
         text = text.replace(words, here)
     blocks = BLOCK.findall(text)
     script = "\n".join(block for kind, block in blocks if kind == "bash")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    folders = (str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"])
+    path = os.pathsep.join(folders)
     log, errors = folder / "stdout.txt", folder / "stderr.txt"
     with log.open("w") as stdout, errors.open("w") as stderr:
         process = subprocess.Popen(
@@ -88,41 +90,43 @@ def test_a_tutorial_is_short_and_says_at_once_what_it_gives_and_takes(page: str)
     assert "```console" not in text, "such a block is run by no test"
 
 
-def test_first_detector(tmp_path: Path) -> None:
+def test_first_detector(tmp_path: Path, tandem_program: Path) -> None:
     link_configs(tmp_path, pictures=16)
-    out = follow("first_detector.md", tmp_path)
+    out = follow("first_detector.md", tmp_path, tandem_program)
     assert "WARNING" not in out
     assert (tmp_path / "seen.mp4").stat().st_size > 10_000
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 10
 
 
-def test_dla_plan(tmp_path: Path) -> None:
+def test_dla_plan(tmp_path: Path, tandem_program: Path) -> None:
     link_configs(tmp_path, pictures=1)
-    follow("dla_plan.md", tmp_path)
+    follow("dla_plan.md", tmp_path, tandem_program)
     assert (tmp_path / "plan.html").is_file()
 
 
-def test_fleet_on_laptop(tmp_path: Path) -> None:
+def test_fleet_on_laptop(tmp_path: Path, tandem_program: Path) -> None:
     link_configs(tmp_path, pictures=1)
     model = ROOT / "configs/models/robot-objects.onnx"
     tandem.build(model, tmp_path / "robot.engine", profile="laptop")
-    follow("fleet_on_laptop.md", tmp_path, {"1884": str(free_port()), "fps=5": "fps=2"})
+    follow(
+        "fleet_on_laptop.md", tmp_path, tandem_program, {"1884": str(free_port()), "fps=5": "fps=2"}
+    )
 
 
-def test_yolo_on_orin(tmp_path: Path) -> None:
+def test_yolo_on_orin(tmp_path: Path, tandem_program: Path) -> None:
     """With a YOLOv8n of others in place of the reader's."""
     (tmp_path / "yolo.onnx").symlink_to(foreign_model("nudenet-320n"))
     (tmp_path / "pictures").mkdir()
     for name in ("astronaut", "china", "coffee", "rocket"):
         picture = ROOT / f"configs/scenes/backgrounds/{name}.jpg"
         (tmp_path / "pictures" / picture.name).symlink_to(picture)
-    follow("yolo_on_orin.md", tmp_path)
+    follow("yolo_on_orin.md", tmp_path, tandem_program)
     events = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
     labels = {detection["label"] for event in events for detection in event["detections"]}
     assert "FACE_FEMALE" in labels  # the astronaut's
 
 
-def test_from_tensorrt(tmp_path: Path) -> None:
+def test_from_tensorrt(tmp_path: Path, tandem_program: Path) -> None:
     link_configs(tmp_path, pictures=8)
-    follow("from_tensorrt.md", tmp_path)
+    follow("from_tensorrt.md", tmp_path, tandem_program)
     assert list((tmp_path / "orin-trtexec/implicit").glob("trtexec-*.sh"))
