@@ -24,7 +24,7 @@ class UpdateTable(Table, frozen=True, kw_only=True):
     while the broker is reachable. A live release that
     crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
     chunks asked for at once. `max_bytes_per_s`: so much is downloaded a second; None: no limit.
-    `min_version`: the oldest version that is taken, over every way; empty: any.
+    `min_version`: the oldest version that is taken, over every transport; empty: any.
     In shadow mode at least `shadow_frames` live frames are compared, at most `shadow_max_hz` a
     second. `sources`: where releases are fetched, in this order: "mqtt", the URL of a folder (http,
     https, file) or a path. `ca`: a file with CAs that vouch for https sources, besides the
