@@ -108,7 +108,9 @@ def _float8_weight(graph: ir.Graph, weight: ir.Value, axis: int) -> ir.Node:
 
 def _constant(graph: ir.Graph, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
     tensor = ir.tensor(np.asarray(array), name=name)
-    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype))
+    value = ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype)
+    )
     value.const_value = tensor
     graph.register_initializer(value)
     return value
