@@ -1,6 +1,7 @@
 """Products of FP8: interpreted on the CPU against arithmetic of ml_dtypes, and compiled."""
 
 from dataclasses import replace
+from typing import Any
 
 import gpu_interpreter
 import numpy as np
@@ -105,7 +106,7 @@ RELU = (node("Add", "c r", "a"), node("Relu", "a", "y"))
 def test_convolutions_read_both_operands_as_fp8(
     channels: int,
     taps: int,
-    attributes: dict[str, object],
+    attributes: dict[str, Any],
     after: tuple[onnx.NodeProto, ...],
     rng: np.random.Generator,
 ) -> None:
@@ -123,7 +124,7 @@ def test_convolutions_read_both_operands_as_fp8(
 def test_other_convolutions_read_the_rounded_numbers_in_fp16(
     channels: int,
     filters: int,
-    attributes: dict[str, object],
+    attributes: dict[str, Any],
     kind: str,
     rng: np.random.Generator,
 ) -> None:
@@ -179,14 +180,15 @@ def refusal(case: Case) -> str:
 
 def test_a_refusal_names_the_node_the_limit_and_the_value(rng: np.random.Generator) -> None:
     case = Product((4, 64), 32).case(rng)
-    scales = case.weights | {
+    scales = {
+        **case.weights,
         "xs": np.full(64, 0.01, np.float32),
         "xz": np.zeros(64, float8_e4m3fn),
     }
     assert f"(QuantizeLinear) has 64 scales of {FLOAT8}; kernels take 1" in refusal(
         replace(case, weights=scales)
     )
-    wrong = case.weights | {"xs": np.float32(0).reshape(())}
+    wrong = {**case.weights, "xs": np.float32(0).reshape(())}
     assert "has the scale 0.0; kernels take positive ones" in refusal(replace(case, weights=wrong))
     wraps = node("QuantizeLinear", "x xs xz", "xd_(FP8)", saturate=0)
     assert "has saturate=0" in refusal(replace(case, nodes=[wraps, *case.nodes[1:]]))

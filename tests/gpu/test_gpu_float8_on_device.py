@@ -1,6 +1,7 @@
 """Products and convolutions of FP8 on a GPU: every tactic that an engine carries."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -74,7 +75,7 @@ def test_every_tactic_gives_the_product(
 def test_every_tactic_gives_the_convolution(
     channels: int,
     taps: int,
-    attributes: dict[str, object],
+    attributes: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     rng: np.random.Generator,

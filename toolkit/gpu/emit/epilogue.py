@@ -7,7 +7,7 @@ import numpy as np
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.int8_gemm import Int8Epilogue
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, FLOAT8
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import extract_scalars, has_float8
 from toolkit.gpu.ir.gemm import Epilogue
 from toolkit.gpu.ir.network import Array
@@ -85,8 +85,6 @@ def pixel_pitch(y: View) -> int:
 
 def precision_of(gpu: GpuTarget, dtype: str) -> str:
     """Return how kernels multiply operands of a type, as their parameter PRECISION."""
-    if dtype == FLOAT8:
-        return "float8"
     if dtype == "int8":
         return "int8" if gpu.has_matrix_units else "int8 as fp16"
     return gpu.fp32_precision if dtype == "float32" else "ieee"

@@ -71,9 +71,6 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
         total = tl.dot(a, b, total, out_dtype=tl.int32)
     elif PRECISION == "int8 as fp16":  # for GPUs where Triton has no products of integers
         total += tl.dot(a.to(tl.float16), b.to(tl.float16)).to(tl.int32)
-    elif PRECISION == "float8":  # tensor cores of sm_90 drop digits of longer sums
-        SUM: tl.constexpr = 128 if b.shape[0] >= 128 else b.shape[0]
-        total = tl.dot(a, b, total, max_num_imprecise_acc=SUM)
     else:
         total = tl.dot(a, b, total, input_precision=PRECISION)
     return total

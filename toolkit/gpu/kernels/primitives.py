@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels import functions
-from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8
+from toolkit.gpu.kernels.int8 import INTERPRETED, as_float, near_int8, relu_int8, round_int8
 
 
 @triton.constexpr_function
@@ -315,8 +315,14 @@ def quantize_near(x, FACTOR):
 
 @triton.jit
 def to_float8(x, FACTOR):
-    """x FACTOR to the nearest E4M3; what is beyond its range becomes its largest number."""
-    return clip(x * FACTOR, -448.0, 448.0).to(tl.float8e4nv)
+    """x FACTOR to the nearest E4M3; what is beyond its range becomes its largest number.
+
+    Instructions of GPUs do that by themselves.
+    """
+    x = x * FACTOR
+    if INTERPRETED:
+        x = clip(x, -448.0, 448.0)
+    return x.to(tl.float8e4nv)
 
 
 @triton.jit

@@ -1,0 +1,62 @@
+"""The benchmark of FP8: its models and engines, without a GPU."""
+
+from pathlib import Path
+
+import cuda_double
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from device.runtime.cuda import driver as cuda_driver
+from scripts import bench_float8
+from scripts.networks.convnext import convnext_tiny
+from scripts.networks.graph import Net, dims
+from scripts.networks.transformers import vit_base
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def small(batch: int) -> object:
+    net = Net("small", (batch, 32, 8, 8))
+    x = net.relu(net.conv(net.image, 48, 3, bias=True))
+    x = net.conv(net.conv(x, 48, 3, group=48), 32, 1)
+    return net.model(net.linear(net.flatten(net.mean(x)), 24))
+
+
+def test_the_fp8_model_differs_by_its_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_float8, "SUBJECTS", {"small": small})
+    bench_float8.make_models(tmp_path, "small", 2)
+    model = small(2)
+    feeds = bench_float8.sample(model, 0)  # type: ignore[arg-type]
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    half, float8 = (
+        ort.InferenceSession(tmp_path / f"small-{form}.onnx", options).run(None, dict(feeds))[0]
+        for form in ("fp16", "fp8")
+    )
+    assert 1e-3 < np.linalg.norm(float8 - half) / np.linalg.norm(half) < 0.1
+
+
+@pytest.mark.slow
+def test_a_row_has_times_and_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_float8, "SUBJECTS", {"small": small})
+    monkeypatch.setattr(bench_float8, "WARM_UP", 1)
+    monkeypatch.setattr(bench_float8, "RUNS", 2)
+    bench_float8.make_models(tmp_path, "small", 1)
+    with cuda_double.interpreted_cubins():
+        for form in bench_float8.FORMS:
+            bench_float8.build(tmp_path, "small", form)
+    monkeypatch.setitem(cuda_double._ATTRIBUTES, cuda_driver.COMPUTE_MAJOR, 9)
+    monkeypatch.setitem(cuda_double._ATTRIBUTES, cuda_driver.COMPUTE_MINOR, 0)
+    with cuda_double.installed():
+        row = bench_float8.compare(tmp_path, "small", 1).split("|")
+    assert row[1].strip() == "small"
+    assert float(row[5]) < 1e-2 < 10 * float(row[6])
+
+
+def test_the_networks_have_their_sizes() -> None:
+    for model, count in ((vit_base(224, 1), 86.6e6), (convnext_tiny(1), 28.6e6)):
+        weights = (value for value in model.graph.initializers.values() if len(dims(value)))
+        assert sum(int(np.prod(dims(value))) for value in weights) == pytest.approx(count, rel=1e-3)
