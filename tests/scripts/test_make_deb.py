@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,6 +20,9 @@ from device.errors import BundleError
 from device.update.agent_versions import AgentVersions
 from scripts.make_deb import SCRIPTS, debian_version, main
 
+# Of another release or architecture (scripts/test_deb.sh); else this machine's own.
+LOWER = os.environ.get("TANDEM_DEB_ROOT", "/")
+SCRIPT = Path(__file__).parents[2] / "scripts/test_deb.sh"
 EPOCH = 1_700_000_000
 ADDRESS = "Robots <robots@example.org>"
 
@@ -151,11 +155,35 @@ def test_lintian_warns_of_nothing(wheel: Path, wheels: Path, tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_a_root_of_another_release_is_made_once_and_no_folder_is_taken(tmp_path: Path) -> None:
+    programs, root, mine = tmp_path / "bin", tmp_path / "root", tmp_path / "mine"
+    for folder in (programs, mine):
+        folder.mkdir()
+    (mine / "thesis.tex").write_text("years of work")
+    (programs / "debootstrap").write_text(f"#!/bin/sh\necho $* >> {tmp_path}/log; mkdir {root}\n")
+    (programs / "debootstrap").chmod(0o755)
+    (programs / "pytest.py").write_text("raise SystemExit(9)\n")
+
+    def run(folder: Path) -> int:
+        command = ("bash", str(SCRIPT), "jammy", "amd64", "--components=main,universe")
+        environment = {
+            "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(programs),
+            "TANDEM_DEB_ROOT": str(folder), "TANDEM_MIRROR": "mirror:/",
+        }  # fmt: skip
+        done = subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=False)
+        return done.returncode
+
+    assert [run(root), run(root), run(mine)] == [9, 9, 1]
+    (asked,) = (tmp_path / "log").read_text().splitlines()
+    assert asked.endswith(f"--components=main,universe jammy {root} mirror:/")
+    assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
+
+
 MOUNT = r"""set -e
 cd {folder}
 mount -t tmpfs tmpfs layers  # an upper layer may not lie in the lower one
 mkdir layers/upper layers/work
-mount -t overlay overlay -o lowerdir=/,upperdir=layers/upper,workdir=layers/work root
+mount -t overlay overlay -o lowerdir={lower},upperdir=layers/upper,workdir=layers/work root
 mount -t proc proc root/proc
 mount -t tmpfs tmpfs root/run
 mkdir -p root/run/systemd/system root/packages
@@ -170,14 +198,14 @@ SYSTEMCTL = r"""#!/bin/sh
 # Double of systemctl: no systemd runs here. It notes what it is told; links of units are real.
 echo "$*" >> /root/systemctl.log
 case $* in
-    *preset*) exec real-systemctl "$@" ;;
+    *preset*) export SYSTEMD_OFFLINE=1; exec real-systemctl "$@" ;; # it would look for a bus
     *is-*) exit 1 ;;
 esac
 """
 
 
 class Debian:
-    """This machine's Debian with files of its own: real dpkg, adduser, Python, pip, agent."""
+    """A Debian or Ubuntu with files of its own: real dpkg, adduser, Python, pip, agent."""
 
     def __init__(self, folder: Path, packages: Path) -> None:
         if os.geteuid() != 0:
@@ -186,7 +214,9 @@ class Debian:
             (folder / name).mkdir(parents=True)
         (folder / "systemctl").write_text(SYSTEMCTL)
         (folder / "systemctl").chmod(0o755)
-        (folder / "mount.sh").write_text(MOUNT.format(folder=folder, packages=packages))
+        (folder / "mount.sh").write_text(
+            MOUNT.format(folder=folder, packages=packages, lower=LOWER)
+        )
         self.root = folder / "root"
         self._keeper = subprocess.Popen(
             ("unshare", "-m", "sh", str(folder / "mount.sh")),
@@ -214,11 +244,15 @@ class Debian:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """first.deb: Tandem's wheel for this Debian's Python; second.deb: the same as version 9.1."""
+    """first.deb: Tandem's wheel for the Python there; second.deb: the same as version 9.1."""
     out, wheels = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp("wheels")
-    for name in ("click", "markdown-it-py", "mdurl", "msgspec", "paho-mqtt", "pygments",
-                 "pyserial", "rich", "xxhash"):  # fmt: skip
-        installed_wheel(name, wheels)
+    names = ("click", "markdown-it-py", "mdurl", "msgspec", "paho-mqtt", "pygments", "pyserial",
+             "rich", "xxhash")  # fmt: skip
+    if LOWER == "/":
+        for name in names:
+            installed_wheel(name, wheels)
+    else:
+        _download(names, wheels)
     empty_wheel(wheels, "numpy", "1.26.4", "py3-none-any")  # the agent's own process needs none
     first = tandem_wheel(tmp_path_factory)
     second = out / "tandem_edge-9.1-py3-none-any.whl"
@@ -226,6 +260,17 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for wheel, name in ((first, "first"), (second, "second")):
         make(wheel, wheels, out / name, "--extra", "serial").rename(out / f"{name}.deb")
     return out
+
+
+def _download(names: tuple[str, ...], folder: Path) -> None:
+    """Take wheels for the Python of the other root from the index."""
+    code = "import os, sys; print(*sys.version_info[:2], os.uname().machine)"
+    shown = subprocess.check_output(("chroot", LOWER, "python3", "-c", code), text=True)
+    major, minor, machine = shown.split()
+    tags = [f"--platform=manylinux{glibc}_{machine}" for glibc in ("2014", "_2_28", "_2_34")]
+    version = (f"--python-version={major}.{minor}", "--only-binary=:all:", "--no-deps")
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder))
+    subprocess.run((*pip, *version, *tags, *names, "tomli", "typing-extensions"), check=True)
 
 
 def _raise_version(source: Path, target: Path) -> None:
