@@ -163,8 +163,11 @@ class Model(Closing):
                     f" {', '.join(self.inputs)}"
                 )
         if missing := [name for name in needed if name not in names]:
+            count, most = len(needed), len(self.inputs)
+            between = f"number of inputs between {count} and {most}"
             refuse(
-                f"expected {len(needed)} inputs but got {len(names)} inputs for model"
+                f"expected {f'{count} inputs' if count == most else between} but got {len(names)}"
+                " inputs for model"
                 f" {self.name!r}. Got input(s) {_listed(names)}, but missing required input(s)"
                 f" {_listed(missing)}. Please provide all required input(s)."
             )

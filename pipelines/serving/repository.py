@@ -257,6 +257,7 @@ class Repository:
         Raises Refusal.
         """
         self._check_control()
+        _check_name(name)
         try:
             if files:
                 await self._finish(self._load_files(name, override, files))
@@ -314,8 +315,6 @@ class Repository:
     async def _load_files(self, name: str, override: str, files: Mapping[str, bytes]) -> None:
         if not override:
             refuse(f"failed to load {name!r}: files in the request need `config` beside them")
-        if name in {"", ".", ".."} or set("/\\\0") & set(name):
-            refuse(f"failed to load {name!r}: a model's name is that of its folder")
         with tempfile.TemporaryDirectory() as folder:
             for place, content in files.items():
                 version, _, file_name = place.rpartition("/")
@@ -490,6 +489,20 @@ class Repository:
                 await asyncio.to_thread(model.close)
             self._states[name] = dict.fromkeys(states, (UNAVAILABLE, "unloaded"))
             _log.info("model %r is unloaded", name)
+
+
+def _check_name(name: str) -> None:
+    """Raise Refusal: no folder of a model is called so."""
+    if not name.strip():
+        refuse(
+            f"failed to load {name!r}: Model name cannot be empty. Please enter a valid name to"
+            " deploy."
+        )
+    if name.strip() in {".", ".."} or set("/\\\0") & set(name):
+        refuse(
+            f"failed to load {name!r}: model name must not contain path traversal characters: it is"
+            " the name of a folder"
+        )
 
 
 def _versions(config: Config, source: Source) -> list[int]:

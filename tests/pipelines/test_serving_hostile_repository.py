@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from functools import partial
 from pathlib import Path
@@ -44,9 +45,33 @@ def test_a_model_of_a_request_is_written_nowhere_else(tmp_path: Path, name: str)
     outside = tmp_path / "outside"
     models = explicit(tmp_path)
     change = models.load(name.format(outside=outside), "{}", {"1/model.onnx": b"x"})
-    with pytest.raises(Refusal, match="a model's name is that of its folder"):
+    with pytest.raises(Refusal, match=r"name (cannot be empty|must not contain path traversal)"):
         asyncio.run(change)
     assert not outside.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (" \t", "Model name cannot be empty. Please enter a valid name to deploy."),
+        ("a/../b", "model name must not contain path traversal characters"),
+        (".. ", "model name must not contain path traversal characters"),
+        ("...", "it has no such model"),
+    ],
+)
+def test_a_name_that_no_model_has_is_refused_as_triton_does(
+    tmp_path: Path, name: str, sentence: str
+) -> None:
+    with pytest.raises(Refusal, match=re.escape(sentence)):
+        asyncio.run(explicit(tmp_path).load(name))
+
+
+def test_a_missing_input_beside_optional_ones_is_refused_as_triton_does(tmp_path: Path) -> None:
+    identity(tmp_path, "step", TensorProto.FLOAT, [4])
+    more = 'input { name: "MORE" data_type: TYPE_FP32 dims: [ 4 ] optional: true }'
+    folder(tmp_path, "whole", ensemble("step") + more)
+    with pytest.raises(Refusal, match="expected number of inputs between 1 and 2 but got 0 inputs"):
+        infer(tmp_path, "whole", request("whole"))
 
 
 def test_a_file_of_a_request_has_no_nul_in_its_name(tmp_path: Path) -> None:
