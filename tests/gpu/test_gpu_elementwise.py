@@ -398,6 +398,7 @@ def test_a_constant_for_each_channel_is_part_of_a_convolution(
 
 def test_every_operator_of_the_table_is_tested() -> None:
     tested = {*FLOATS, *PAIRS, *(kind for kind, _ in WHOLE_PAIRS.values())}
+    tested |= {"FromFloat8", "ToFloat8"}  # test_gpu_float8.py
     tested |= {one.op_type for chain in FUSED.values() for one in chain} | set(COMPARISONS)
     tested |= {"And", "Or", "Xor", "Not", "BitShift", "BitwiseNot", "Cast", "Clip", "Gelu"}
     tested |= {"IsInf", "IsNaN", "Pow", "RoundInt8", "Swish", "Where"}
