@@ -109,7 +109,10 @@ def _equalised(
     changed = refit(adjust(plain.graph, Adjustments(equalised=dict(rows))), rows)
     effects = effects_between(_mean_sqnr_db(plain), _mean_sqnr_db(changed))
     helps = requested == "on" or worst_of(effects).helps(least)
-    reason = CHANCE if helps and requested == "auto" and not _less_error(changed, plain) else ""
+    in_db = least > MIN_GAIN
+    reason = ""
+    if helps and requested == "auto" and not _less_error(changed, plain, in_db=in_db):
+        reason = CHANCE
     used = helps and not reason
     outcome = CorrectionOutcome(EQUALISATION, requested, used, len(rows), effects, reason)
     return (changed, rows, outcome) if used else (plain, {}, outcome)
@@ -123,10 +126,11 @@ def _mean_sqnr_db(fitted: Fit) -> dict[str, float]:
     return {name: sum(row[name] for row in by_method) / len(by_method) for name in by_method[0]}
 
 
-def _less_error(changed: Fit, plain: Fit) -> bool:
+def _less_error(changed: Fit, plain: Fit, *, in_db: bool) -> bool:
     """True if the error on the samples that judge is significantly less, over all methods.
 
-    In units of what each method gives without equalisation.
+    In units of what each method gives without equalisation. `in_db`: by the gain of each sample in
+    dB; one sample of large error hides a gain of decibels in all.
     """
     errors, reference = (
         np.array([one.noise.errors(ranges, one.judges) for ranges in _ranges(one)])
@@ -134,9 +138,10 @@ def _less_error(changed: Fit, plain: Fit) -> bool:
     )
     unit = reference.mean(axis=1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return significantly_less(
-            (errors / unit).mean(axis=0), (reference / unit).mean(axis=0), SIGNIFICANT
-        )
+        after, before = ((array / unit).mean(axis=0) for array in (errors, reference))
+        if in_db:
+            after, before = np.log(after), np.log(before)
+    return significantly_less(after, before, SIGNIFICANT)
 
 
 def _ranges(fitted: Fit) -> list[dict[str, float]]:
