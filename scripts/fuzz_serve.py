@@ -1,10 +1,9 @@
 """Sends damaged requests to both ports of a server: `python -m scripts.fuzz_serve --seconds 3600`.
 
-A server of its own is started. Requests that stock clients send are the seeds, and the frames of
-HTTP/2 that carry gRPC; bytes of them are changed, cut, doubled and joined. After each hundred a
-good request must be answered, and at the end the process must live and hold hardly more memory than
-after the first quarter. Every refusal over HTTP must be JSON with an `error`, and a connection of
-HTTP/2 must end with a reason. The seed of a failure is printed.
+A server of its own is started. Requests that stock clients send are the seeds; bytes of them are
+changed, cut, doubled and joined. After each hundred a good request must be answered, and at the end
+the process must live and hold hardly more memory than after the first quarter. Every refusal over
+HTTP must be JSON with an `error`. The seed of a failure is printed.
 """
 
 import argparse
@@ -23,21 +22,7 @@ import grpc
 import numpy as np
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from hpack import Encoder
 
-from pipelines.serving.http2 import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PING,
-    PREFACE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    frame,
-)
 from pipelines.serving.messages import SERVICE, message
 from scripts.bench_serve import INPUT, NAME, OUTPUT, Peer, _ours, started
 
@@ -98,28 +83,6 @@ def grpc_seeds() -> list[bytes]:
     return [one.SerializeToString() for one in (request, raw, region)]
 
 
-def frame_seeds() -> list[bytes]:
-    """Return what clients of HTTP/2 send after their settings."""
-    encoder = Encoder()
-    seeds = []
-    for number, content in enumerate((grpc_seeds()[1], b"")):
-        method = ("ModelInfer", "ModelStreamInfer")[number]
-        headers = [
-            (":method", "POST"), (":scheme", "http"), (":path", f"/{SERVICE}/{method}"),
-            ("content-type", "application/grpc"), ("grpc-timeout", "5S"), ("te", "trailers"),
-        ]  # fmt: skip
-        body = b"\0" + len(content).to_bytes(4, "big") + content
-        seeds.append(
-            frame(HEADERS, END_HEADERS, 1, encoder.encode(headers))
-            + frame(WINDOW_UPDATE, 0, 0, b"\0\1\0\0")
-            + frame(DATA, 0, 1, body[:9])
-            + frame(PING, 0, 0, bytes(8))
-            + frame(DATA, END_STREAM, 1, body[9:])
-            + frame(RST_STREAM, 0, 1, bytes(4))
-        )
-    return seeds
-
-
 def damaged(seeds: Sequence[bytes], chance: random.Random) -> bytes:
     """Return a seed with some damage."""
     data = bytearray(chance.choice(seeds))
@@ -139,8 +102,8 @@ def damaged(seeds: Sequence[bytes], chance: random.Random) -> bytes:
     return bytes(data)
 
 
-def answer_to(port: int, data: bytes) -> bytes:
-    """Send bytes and return all that is answered."""
+def ask_http(port: int, data: bytes) -> None:
+    """Send bytes; a refusal must say why. Raises ValueError: it does not."""
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as one:
         with contextlib.suppress(OSError):
             one.sendall(data)
@@ -149,24 +112,6 @@ def answer_to(port: int, data: bytes) -> bytes:
         with contextlib.suppress(ConnectionError):
             while part := one.recv(65536):
                 answer += part
-    return answer
-
-
-def ask_frames(port: int, data: bytes) -> None:
-    """Send frames; a connection that is ended must say why. Raises ValueError: it does not."""
-    answer = answer_to(port, PREFACE + frame(SETTINGS, 0, 0) + data)
-    while answer:
-        size = int.from_bytes(answer[:3], "big")
-        kind, payload, answer = answer[3], answer[9 : 9 + size], answer[9 + size :]
-        if len(payload) < size or (kind == GOAWAY and not payload[8:]):
-            raise ValueError(
-                f"a frame of kind {kind} is cut, or ends without a reason: {payload!r}"
-            )
-
-
-def ask_http(port: int, data: bytes) -> None:
-    """Send bytes; a refusal must say why. Raises ValueError: it does not."""
-    answer = answer_to(port, data)
     while answer:
         head, _, answer = answer.partition(b"\r\n\r\n")
         if head.startswith(b"HTTP/1.1 100"):
@@ -204,7 +149,7 @@ def fuzz(seconds: float, seed: int, say: Callable[[str], None]) -> int:
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         begin, number, held_kb = time.monotonic(), 0, 0
-        seeds = http_seeds(), grpc_seeds(), frame_seeds()
+        seeds = http_seeds(), grpc_seeds()
         good = triton_grpc.InferInput(INPUT, [4], "FP32")
         good.set_data_from_numpy(np.arange(4, dtype=np.float32))
         while time.monotonic() - begin < seconds or number < 4 * ROUND:
@@ -212,7 +157,6 @@ def fuzz(seconds: float, seed: int, say: Callable[[str], None]) -> int:
             try:
                 ask_http(http, damaged(seeds[0], chance))
                 ask_grpc(channel, chance.choice(METHODS), damaged(seeds[1], chance))
-                ask_frames(port, damaged(seeds[2], chance))
                 if number % ROUND == 0:
                     client.infer(NAME, [good])
             except (ValueError, OSError, triton_grpc.InferenceServerException) as error:
@@ -224,7 +168,7 @@ def fuzz(seconds: float, seed: int, say: Callable[[str], None]) -> int:
                 held_kb = memory_kb(pid)
         end_kb = memory_kb(pid)
         spent_s = time.monotonic() - begin
-        say(f"{3 * number} requests in {spent_s:.0f} s, memory {held_kb} kB, then {end_kb} kB")
+        say(f"{2 * number} requests in {spent_s:.0f} s, memory {held_kb} kB, then {end_kb} kB")
         return int(end_kb - held_kb > MAX_LEAK_KB)
 
 

@@ -1,15 +1,17 @@
-"""The messages of the gRPC port. Raw tensors are found in a request's bytes and stay there."""
+"""The gRPC port. Raw tensors are found in the request's bytes and stay there."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from pipelines.serving.codec import from_bytes, from_values, to_bytes
-from pipelines.serving.messages import METHODS, message
+from pipelines.serving.messages import METHODS, SERVICE, message
 from pipelines.serving.protocol import (
     InferRequest,
     InferResponse,
@@ -19,19 +21,20 @@ from pipelines.serving.protocol import (
     Tensor,
     check_datatype,
     refuse,
+    trace_of,
 )
 from pipelines.serving.service import Service, refusal_of
 from pipelines.serving.shared_memory import Kind
 
 RAW_INPUT = 7  # field of ModelInferRequest
 RAW_OUTPUT = bytes([6 << 3 | 2])  # tag of the field of ModelInferResponse
-STREAMED_RESPONSE = bytes([2 << 3 | 2])  # tag of the field of ModelStreamInferResponse
+MAX_STREAMED = 64  # requests of one stream that are being answered
 KEPT_BYTES = 2048  # of a request without its raw tensors: clients send the same again and again
 
-Bytes = bytes | memoryview
+Context = Any
 
 
-def split_raw(data: Bytes) -> tuple[bytes, list[memoryview]]:
+def split_raw(data: bytes) -> tuple[bytes, list[memoryview]]:
     """Return a ModelInferRequest without its raw tensors, and these as views.
 
     Raises Refusal: it is no message.
@@ -66,7 +69,7 @@ def split_raw(data: Bytes) -> tuple[bytes, list[memoryview]]:
     return b"".join(rest), raw
 
 
-def _varint(data: Bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]
@@ -123,7 +126,7 @@ def parse_head(content: bytes) -> RequestHead:
 _known_head = lru_cache(128)(parse_head)
 
 
-def parse_request(data: Bytes, service: Service, trace: str) -> InferRequest:
+def parse_request(data: bytes, service: Service, trace: str) -> InferRequest:
     """Return the request of a ModelInferRequest. Raises Refusal."""
     rest, raw = split_raw(data)
     head = (_known_head if len(rest) <= KEPT_BYTES else parse_head)(rest)
@@ -173,14 +176,16 @@ def _parameters(rows: Any) -> dict[str, Parameter]:  # noqa: ANN401
     return result
 
 
-def encode_response(response: InferResponse) -> list[Bytes]:
-    """Return the parts of a ModelInferResponse, tensors as views."""
+def encode_response(response: InferResponse) -> bytes:
+    """Return the bytes of a ModelInferResponse."""
     outputs = tuple([(row.name, row.datatype, row.shape, row.place) for row in response.outputs])
-    parts: list[Bytes] = [_response_head(response.model, response.version, response.id, outputs)]
+    parts: list[bytes | memoryview] = [
+        _response_head(response.model, response.version, response.id, outputs)
+    ]
     for tensor in response.outputs:
         data = memoryview(b"") if tensor.place is not None else to_bytes(tensor)
-        parts += [RAW_OUTPUT + _to_varint(len(data)), data]
-    return parts
+        parts += [RAW_OUTPUT, _to_varint(len(data)), data]
+    return b"".join(parts)
 
 
 @lru_cache(128)
@@ -300,37 +305,138 @@ HANDLERS: Mapping[str, Callable[[Service, Any], Any]] = {
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # asked by probes, without a token
 
 
-async def unary(service: Service, name: str, data: bytes) -> bytes:
-    """Return the answer of a method of `METHODS`. Raises Refusal."""
+async def _abort(context: Context, error: Exception, name: str) -> None:
+    refusal = refusal_of(error, name)
+    code = grpc.StatusCode[refusal.status.value[1]]
+    await context.abort(code, str(refusal)[:2000])  # trailers have a limit of 8 KB
+
+
+def _metadata(context: Context) -> Mapping[str, str]:
+    """Return the texts among the headers of a request; the first of a name counts."""
+    rows = context.invocation_metadata() or ()
+    return {key: value for key, value in reversed(rows) if isinstance(value, str)}
+
+
+def _unary(service: Service, name: str) -> grpc.RpcMethodHandler:
     request_kind, answer_kind = map(message, METHODS[name])
+    handler = HANDLERS[name]
+
+    async def answer(data: bytes, context: Context) -> bytes:
+        try:
+            if name not in OPEN_METHODS:
+                service.authorize(_metadata(context).get("authorization", ""))
+            try:
+                request = request_kind.FromString(data)
+            except DecodeError as error:
+                refuse(f"the request of {name} is not one: {error}")
+            result = handler(service, request)
+            if isinstance(result, Awaitable):
+                result = await result
+            if isinstance(result, Mapping):
+                result = json_format.ParseDict(dict(result), answer_kind())
+            content: bytes = result.SerializeToString()
+            return content
+        except Exception as error:
+            await _abort(context, error, name)
+            raise
+
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _infer(service: Service) -> grpc.RpcMethodHandler:
+    async def answer(data: bytes, context: Context) -> bytes:
+        try:
+            headers = _metadata(context)
+            service.authorize(headers.get("authorization", ""))
+            trace = trace_of(headers.get("traceparent", ""))
+            if trace:
+                context.set_trailing_metadata((("traceparent", trace),))
+            service.hold(len(data))
+            try:
+                return encode_response(await service.infer(parse_request(data, service, trace)))
+            finally:
+                service.release(len(data))
+        except Exception as error:
+            await _abort(context, error, "ModelInfer")
+            raise
+
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _stream(service: Service) -> grpc.RpcMethodHandler:
+    """Answers of a stream come in the order of its requests, refusals as `error_message`."""
+
+    async def answer(requests: AsyncIterator[bytes], context: Context) -> None:
+        try:
+            service.authorize(_metadata(context).get("authorization", ""))
+        except Refusal as refusal:
+            await _abort(context, refusal, "ModelStreamInfer")
+        trace = trace_of(_metadata(context).get("traceparent", ""))
+        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(MAX_STREAMED)
+
+        async def write() -> None:
+            while (task := await answers.get()) is not None:
+                await context.write(await task)
+
+        writer = asyncio.create_task(write())
+        try:
+            async for data in requests:
+                await answers.put(asyncio.create_task(_streamed(service, data, trace)))
+            await answers.put(None)
+            await writer
+        finally:
+            writer.cancel()
+            while not answers.empty():
+                task = answers.get_nowait()
+                if task is not None:
+                    task.cancel()
+
+    return grpc.stream_stream_rpc_method_handler(answer)
+
+
+async def _streamed(service: Service, data: bytes, trace: str) -> bytes:
+    """Return a ModelStreamInferResponse."""
+    kind, counted = message("ModelStreamInferResponse"), 0
     try:
-        request = request_kind.FromString(data)
-    except DecodeError as error:
-        refuse(f"the request of {name} is not one: {error}")
-    result = HANDLERS[name](service, request)
-    if isinstance(result, Awaitable):
-        result = await result
-    if isinstance(result, Mapping):
-        result = json_format.ParseDict(dict(result), answer_kind())
-    content: bytes = result.SerializeToString()
-    return content
-
-
-async def infer(service: Service, data: Bytes, trace: str) -> list[Bytes]:
-    """Return the parts of a ModelInferResponse. Raises Refusal."""
-    return encode_response(await service.infer(parse_request(data, service, trace)))
-
-
-async def streamed(service: Service, data: Bytes, trace: str) -> list[Bytes]:
-    """Return the parts of a ModelStreamInferResponse; a refusal is its `error_message`."""
-    try:
+        service.hold(len(data))
+        counted = len(data)
         request = parse_request(data, service, trace)
         response = encode_response(await service.infer(request))
+        if request.parameters.get("triton_enable_empty_final_response"):
+            end = message("ModelInferResponse")()
+            end.parameters["triton_final_response"].bool_param = True
+            response += end.SerializeToString()
     except Exception as error:  # noqa: BLE001  (the client is to hear of it)
         refusal = refusal_of(error, "ModelStreamInfer")
-        return [message("ModelStreamInferResponse")(error_message=str(refusal)).SerializeToString()]
-    if request.parameters.get("triton_enable_empty_final_response"):
-        end = message("ModelInferResponse")()
-        end.parameters["triton_final_response"].bool_param = True
-        response.append(end.SerializeToString())
-    return [STREAMED_RESPONSE, _to_varint(sum(map(len, response))), *response]
+        failed: bytes = kind(error_message=str(refusal)).SerializeToString()
+        return failed
+    finally:
+        service.release(counted)
+    return b"".join((bytes([2 << 3 | 2]), _to_varint(len(response)), response))
+
+
+async def start(
+    service: Service, address: str, *, max_concurrent: int, max_connections: int,
+    credentials: grpc.ServerCredentials | None,
+) -> tuple[Any, int]:  # fmt: skip
+    """Listen on HOST:PORT; return the server and its port. Raises RuntimeError: it cannot."""
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=max_concurrent,
+        options=(
+            ("grpc.max_receive_message_length", service.max_request_bytes),
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.max_ping_strikes", 0),  # clients may ask often whether it lives
+            ("grpc.keepalive_permit_without_calls", 1),
+        ),
+    )
+    handlers = {name: _unary(service, name) for name in METHODS}
+    handlers |= {"ModelInfer": _infer(service), "ModelStreamInfer": _stream(service)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    if credentials is None:
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, credentials)
+    await server.start()
+    return server, port

@@ -1,18 +1,19 @@
 """The HTTP port: each body is read into one buffer, and tensors are views of it."""
 
 import asyncio
-from collections.abc import Awaitable
+import types
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 
 from pipelines.host_header import answers
-from pipelines.serving.coroutines import resumed
 from pipelines.serving.http_messages import PHRASES, Answer, Chunks, Head, parse_head, refused
 from pipelines.serving.http_routes import route
 from pipelines.serving.protocol import Refusal, Status, refuse
 from pipelines.serving.service import Service, refusal_of
-from pipelines.serving.unpacking import unpacked
 
 HEAD_BYTES = 32 * 1024
 KEPT_HEAD_BYTES = 2048  # of the last head, for as long as a connection is open
@@ -20,6 +21,7 @@ ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in pl
 IDLE_S = 60.0
 LINGER_S = 2.0
 SEND_S = 120.0  # a client that reads its answer slower than this is cut off
+PIECE_BYTES = 1 << 20  # of a body that is unpacked
 JOINED_BYTES = 64 * 1024  # smaller answers are one write
 
 
@@ -186,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         rest: Awaitable[Answer] | None = answering
         if not self._server.service.has_spans:  # a span is to begin and end in the same context
             try:
-                rest = resumed(answering, answering.send(None))
+                rest = _resumed(answering, answering.send(None))
             except StopIteration as end:
                 rest = None
                 self._send(end.value, keeps_open=head.keeps_open)
@@ -263,6 +265,25 @@ class Connection(asyncio.BufferedProtocol):
         self._server.loop.call_later(LINGER_S, self._transport.close)
 
 
+@types.coroutine
+def _resumed(
+    coroutine: Coroutine[Any, None, Answer],
+    future: Any,  # noqa: ANN401
+) -> Generator[Any, None, Answer]:
+    """Go on with a coroutine that ran to its first wait, which is for `future`."""
+    while True:
+        try:
+            try:
+                yield future
+            except BaseException as error:  # noqa: BLE001  (of the future, or to cancel)
+                future = coroutine.throw(error)
+            else:
+                future = coroutine.send(None)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+
 class HttpServer:
     """Answers requests; `connections` are those that are open."""
 
@@ -291,8 +312,7 @@ class HttpServer:
             handler, names = route(head.method, head.path)
             if not head.headers.get("content-encoding"):
                 return await handler(self.service, head, body, **names)
-            encoding = head.headers["content-encoding"].lower()
-            async with unpacked(self.service, encoding, body) as plain:
+            async with self._plain(head, body) as plain:
                 return await handler(self.service, head, plain, **names)
         except Exception as error:  # noqa: BLE001  (the client is to hear of it)
             return refused(refusal_of(error, f"{head.method} {head.path}"))
@@ -307,3 +327,46 @@ class HttpServer:
             )
         if head.chunked or head.size or not head.path.startswith("/v2/health/"):
             self.service.authorize(head.headers.get("authorization", ""))
+
+    @asynccontextmanager
+    async def _plain(self, head: Head, body: memoryview) -> AsyncIterator[memoryview]:
+        """Unpack a body; its size is held inside the block. Raises Refusal."""
+        encoding = head.headers["content-encoding"].lower()
+        if encoding == "identity":
+            yield body
+            return
+        if encoding not in {"gzip", "deflate"}:
+            refuse(f"the content-encoding is {encoding[:40]!r}; this server takes gzip and deflate")
+        limit = self.service.max_request_bytes
+        data, counted = bytearray(), 0
+        try:
+            async for piece in _unpacked(encoding, body):
+                if len(data) + len(piece) > limit:
+                    refuse(
+                        f"the request has more than {limit} bytes when it is unpacked, which this"
+                        " server takes",
+                        Status.TOO_LARGE,
+                    )
+                self.service.hold(len(piece), len(data) + len(piece))
+                counted += len(piece)
+                data += piece
+            yield memoryview(data)
+        finally:
+            self.service.release(counted)
+
+
+async def _unpacked(encoding: str, body: memoryview) -> AsyncIterator[bytes]:
+    """Unpack in another thread, piece by piece. Raises Refusal."""
+    unpack = zlib.decompressobj(47)
+    for start in range(0, len(body), PIECE_BYTES):
+        packed: bytes | memoryview = body[start : start + PIECE_BYTES]
+        full = True
+        while packed or full:
+            try:
+                piece = await asyncio.to_thread(unpack.decompress, packed, PIECE_BYTES)
+            except zlib.error as error:
+                refuse(f"the body is no {encoding}: {error}")
+            yield piece
+            packed, full = unpack.unconsumed_tail, len(piece) == PIECE_BYTES
+    if not unpack.eof:
+        refuse(f"the body ends before its {encoding} does")

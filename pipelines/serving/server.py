@@ -21,9 +21,9 @@ from pipelines.metrics import MetricsServer
 from pipelines.serving.repository import Mode
 
 if TYPE_CHECKING:
-    from pipelines.serving.grpc_calls import GrpcServer
     from pipelines.serving.http import HttpServer
     from pipelines.serving.repository import Repository
+    from pipelines.serving.service import Service
 
 MIB = 1 << 20
 KEPT_BYTES = 32 * MIB  # the most that malloc.h takes for the threshold of mmap
@@ -75,7 +75,8 @@ async def serving(
 ) -> AsyncIterator[Ports]:
     """Serve a folder, or other models, inside the block. Raises TandemError."""
     try:
-        from pipelines.serving.grpc_calls import GrpcServer
+        import grpc  # noqa: F401
+
         from pipelines.serving.http import HttpServer
         from pipelines.serving.metrics import metrics_text
         from pipelines.serving.repository import Repository, scan
@@ -109,13 +110,9 @@ async def serving(
         http = HttpServer(service, options.host, options.max_connections)
         stack.callback(http.close)
         stack.push_async_callback(repository.close)
-        calls = GrpcServer(
-            service, max_connections=options.max_connections, max_streams=options.max_queue
-        )
-        stack.push_async_callback(calls.stop, GRACE_S)
         ports = Ports(
             await _listen_http(options, http, stack),
-            await _listen_grpc(options, calls),
+            await _listen_grpc(options, service, stack),
             _listen_metrics(options, lambda: metrics_text(service, len(http.connections)), stack),
         )
         await repository.load_all(options.load)
@@ -130,7 +127,7 @@ async def serving(
 
 @contextmanager
 def _collecting_often() -> Iterator[None]:
-    """Collect garbage often inside the block: each request of asyncio leaves reference
+    """Collect garbage often inside the block: each request of asyncio and grpcio leaves reference
     cycles, which grow the process until they are collected. What start-up made is never searched
     again, so that a collection is short."""
     thresholds = gc.get_threshold()
@@ -170,13 +167,26 @@ async def _listen_http(
     return port
 
 
-async def _listen_grpc(options: ServeOptions, server: "GrpcServer") -> int | None:
+async def _listen_grpc(
+    options: ServeOptions, service: "Service", stack: AsyncExitStack
+) -> int | None:
+    from pipelines.serving import grpc as grpc_port
+
     if options.grpc_port is None:
         return None
+    host = f"[{options.host}]" if ":" in options.host else options.host
     try:
-        return await server.listen(options.host, options.grpc_port, _tls(options))
-    except OSError as error:
+        server, port = await grpc_port.start(
+            service,
+            f"{host}:{options.grpc_port}",
+            max_concurrent=options.max_queue,
+            max_connections=options.max_connections,
+            credentials=_credentials(options),
+        )
+    except RuntimeError as error:
         raise _taken("gRPC", options.host, options.grpc_port, error) from error
+    stack.push_async_callback(server.stop, GRACE_S)
+    return port
 
 
 def _listen_metrics(
@@ -219,6 +229,17 @@ def _tls(options: ServeOptions) -> ssl.SSLContext | None:
             f"the certificate {options.certificate} and its key cannot be used: {error}."
         ) from error
     return context
+
+
+def _credentials(options: ServeOptions) -> object | None:
+    if _tls(options) is None or options.certificate is None or options.key is None:
+        return None
+    import grpc
+
+    ca = _read(options.client_ca) if options.client_ca else None
+    pair = (_read(options.key), _read(options.certificate))
+    credentials: object = grpc.ssl_server_credentials([pair], ca, ca is not None)
+    return credentials
 
 
 def _read(path: Path) -> bytes:
