@@ -148,9 +148,10 @@ class InFlightQueue:
 
     def _model_done(self, progress: _Progress, _: Future[Any]) -> None:
         with self._arrived:
+            if progress.running == 1:
+                progress.done_s = time.monotonic()  # before `finish` can see that none runs
             progress.running -= 1
             if not progress.running:
-                progress.done_s = time.monotonic()
                 self._arrived.notify_all()
 
     def finish(self, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
@@ -162,8 +163,10 @@ class InFlightQueue:
         self._pending.popleft()
         begin_s = time.monotonic()
         yield from self._runner.finish(pending.started, sinks)
-        pending.own_s += time.monotonic() - begin_s
+        finish_s = time.monotonic() - begin_s
+        # Learns by what was spent before the engine began: what came after it is added below.
         engine_s = self._learn(pending) if pending.started.first else 0.0
+        pending.own_s += finish_s
         if pending.started.here:
             pending.own_s -= engine_s
         self._costs.own.add(pending.own_s)

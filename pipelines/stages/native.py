@@ -90,9 +90,11 @@ class NativeStages:
             raise OSError(f"{library}: its stages have version {version}, not {VERSION}")
         self.planes = functions.tandem_stages_planes
         self.planes.argtypes, self.planes.restype = (POINTER(_PlanesCall),), None
-        self.planes_nv12 = functions.tandem_stages_planes_nv12
-        self.planes_nv12.argtypes = (POINTER(_PlanesCall), c_void_p)
-        self.planes_nv12.restype = None
+        # None in libtandem 1.0.0, whose other stages run all the same.
+        self.planes_nv12 = getattr(functions, "tandem_stages_planes_nv12", None)
+        if self.planes_nv12 is not None:
+            self.planes_nv12.argtypes = (POINTER(_PlanesCall), c_void_p)
+            self.planes_nv12.restype = None
         self._decode = functions.tandem_stages_decode
         self._decode.argtypes, self._decode.restype = (POINTER(_DecodeCall),), c_int64
         self.track = functions.tandem_stages_track
@@ -163,6 +165,8 @@ class NativePlanes:
     def write_nv12(self, picture: Nv12) -> bool:
         """Fill them with the BGR pixels that OpenCV would make of a picture; return False for one
         that the library does not take."""
+        if self._stages.planes_nv12 is None:
+            return False
         rows = picture.rows
         is_fit = (picture.height, picture.width) == self._out.shape[1:]
         luma_rows = len(rows) // 3 * 2

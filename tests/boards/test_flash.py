@@ -310,7 +310,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, sshd: Sshd) -> None:
     }
     text = (ROOT / "docs/flashing.md").read_text()
     # What comes before is followed on a fresh board by tests/boards/test_walk_flashing.py.
-    text = text.partition("## Ways")[2]
+    text = text.partition("## Transports")[2]
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     assert len(lines) == 8

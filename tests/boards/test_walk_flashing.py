@@ -22,7 +22,7 @@ from toolkit.cli.main import tandem
 from toolkit.fleet.boards import discovery
 from toolkit.fleet.boards.discovery import SearchOptions
 
-PAGE = (ROOT / "docs/flashing.md").read_text().partition("## Ways")[0]
+PAGE = (ROOT / "docs/flashing.md").read_text().partition("## Transports")[0]
 LINES = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)

@@ -96,7 +96,7 @@ def test_halves_go_away_from_zero_on_the_dla_and_to_even_on_the_gpu(tmp_path: Pa
     assert own.causes == {"tie": 3}
     assert (own.differing, own.elements, own.largest_steps) == (3, 6, 1)
     assert own.worst is not None
-    assert (own.worst.index, own.worst.expected, own.worst.actual) == ((0, 0, 0, 0), 0.0, 1.0)
+    assert (own.worst.index, own.worst.expected, own.worst.found) == ((0, 0, 0, 0), 0.0, 1.0)
     # Noise is 5 halves squared on both sides, the signal is 0.25 (1 + 9 + 25 + 49 + 1) + 1.
     assert own.gpu_sqnr_db == own.dla_sqnr_db == pytest.approx(10 * np.log10(22.25 / 1.25))
     assert row.dla is not None

@@ -9,7 +9,7 @@ import pytest
 from gpu_graphs import Case, convolution, node, normal
 from onnx.reference import ReferenceEvaluator
 
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, OPERAND_TYPES
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -239,8 +239,8 @@ def test_where(dtype: str, rng: np.random.Generator) -> None:
     agree(case, feeds)
 
 
-@pytest.mark.parametrize("target", ELEMENT_TYPES)
-@pytest.mark.parametrize("source", ELEMENT_TYPES)
+@pytest.mark.parametrize("target", OPERAND_TYPES)
+@pytest.mark.parametrize("source", OPERAND_TYPES)
 def test_casts(source: str, target: str, rng: np.random.Generator) -> None:
     if source == target:
         pytest.skip("nothing to do")

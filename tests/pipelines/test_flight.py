@@ -145,6 +145,20 @@ def run(
         runner.close()
 
 
+def test_slow_sinks_are_no_part_of_the_time_of_an_engine() -> None:
+    detector = Watched(lambda number: time.sleep(0.2))
+    frame = Stills(1).poll()
+    assert frame is not None
+    runner = BatchRunner(config_of(), Model(detector, LABELS, ""))
+    queue = InFlightQueue(runner, Waiting(threading.Event()))
+    try:
+        queue.start([frame])
+        list(queue.finish([Seen(lambda result: time.sleep(0.3))]))
+    finally:
+        runner.close()
+    assert queue._costs.engines[1].value_s > 0.1
+
+
 def engine_threads() -> int:
     return sum(thread.name.startswith("engine") for thread in threading.enumerate())
 

@@ -452,6 +452,21 @@ def test_a_library_without_a_function_is_not_used(
     native.native_stages.cache_clear()
 
 
+def test_a_library_of_1_0_0_runs_all_but_the_input_of_nv12(tmp_path: Path) -> None:
+    source, library = tmp_path / "old.c", tmp_path / "libold.so"
+    names = ("planes", "decode", "track")
+    source.write_text(
+        f"int tandem_stages_version(void) {{ return {native.VERSION}; }}\n"
+        + "".join(f"void tandem_stages_{name}(void) {{}}\n" for name in names)
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", library], check=True)
+    old = NativeStages(str(library))
+    out = np.zeros((3, 4, 6), np.float32)
+    planes = NativePlanes(old, out, (1.0,) * 3, (0.0,) * 3, reverse=False)
+    assert not planes.write_nv12(Nv12(np.zeros((6, 6), np.uint8), 6, 4))
+    assert planes.write(np.zeros((4, 6, 3), np.uint8))
+
+
 def test_arrays_that_disagree_on_the_number_of_objects_are_refused(stages: NativeStages) -> None:
     tracker = NativeTracker(TrackerConfig(), 1, stages)
     boxes = np.tile(np.array([0, 0, 9, 9], np.float32), (50, 1))

@@ -434,7 +434,7 @@ def test_int8_that_saves_nothing_is_fp16_unless_it_is_asked_for(
     result = build_engine(model, "orin-nano-8gb", tmp_path / "m.engine", options)
     assert ("fc" in result.kept) == stays
     gains = {row.node: row for row in result.gains}
-    assert gains["fc"].why_float == result.kept.get("fc", "")
+    assert gains["fc"].kept == result.kept.get("fc", "")
     notes = [note for note in result.notes if "gains nothing by INT8, such as fc" in note]
     assert bool(notes) != stays
 

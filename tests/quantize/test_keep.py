@@ -179,7 +179,7 @@ def test_a_build_says_what_the_kept_nodes_cost(tmp_path: Path, rng: np.random.Ge
     assert "us a frame predicted" in note
     assert "makes" in result.kept["head"]
     gains = {row.node: row for row in result.gains}
-    assert [row.why_float for row in gains.values()] == ["", result.kept["head"]]
+    assert [row.kept for row in gains.values()] == ["", result.kept["head"]]
     assert sum(row.error_share or 0.0 for row in gains.values()) == pytest.approx(1.0)
     assert all(row.int8_us > 0 and row.half_us > 0 for row in gains.values())
     with open_engine(out) as engine:

@@ -23,7 +23,7 @@ class LayerGain:
 
     `processor`: where it runs. Times are predicted unless boards have measured both. `error_share`:
     of the error of all nodes at the outputs, each alone in INT8, None where that was not measured.
-    `why_float`: why it stays in floating point, "" in INT8.
+    `kept`: why it stays in floating point, "" in INT8.
     """
 
     node: str
@@ -31,7 +31,7 @@ class LayerGain:
     int8_us: float
     half_us: float
     error_share: float | None
-    why_float: str
+    kept: str
 
 
 def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:

@@ -107,11 +107,11 @@ def _gains(gains: Sequence["LayerGain"]) -> list[Html]:
             us(row.half_us),
             us(row.half_us - row.int8_us),
             Number(row.error_share, "" if row.error_share is None else f"{row.error_share:.1%}"),
-            row.why_float or "INT8",
+            row.kept or "INT8",
         )
         for row in gains
     ]
-    saved_us = sum(row.half_us - row.int8_us for row in gains if not row.why_float)
+    saved_us = sum(row.half_us - row.int8_us for row in gains if not row.kept)
     lead = (
         f"INT8 saves {saved_us:.0f} us a frame against FP16 at the nodes that are INT8, "
         "predicted where no board has measured both, without crossings between processors. The "

@@ -52,8 +52,8 @@ class OwnError:
     """What a DLA layer does to the Q/DQ graph's INT8 inputs, beside what that graph does.
 
     SQNR in dB against the exact result, both rounded once; `differing` elements of `elements`, by
-    `largest_steps` at most, with the first worst one (`expected` the graph's, `actual` the DLA's,
-    in steps) and their causes. `shared_scale_db`: see `causes.shared_scale_cost_db`; `clipped_db`:
+    `largest_steps` at most, with the first worst one (`expected` the graph's, `found` the DLA's, in
+    steps) and their causes. `shared_scale_db`: see `causes.shared_scale_cost_db`; `clipped_db`:
     what the range of its result costs by clipping, `causes.clipping_cost_db`; `leaves`: the result
     leaves the segment.
     """
@@ -167,7 +167,7 @@ class _Own:
             dla_sqnr_db=self.dla.error().sqnr_db,
             elements=self.elements,
             differing=self.differing,
-            largest_steps=0 if worst is None else round(abs(worst.actual - worst.expected)),
+            largest_steps=0 if worst is None else round(abs(worst.found - worst.expected)),
             worst=worst,
             causes=dict(self.causes),
             shared_scale_db=self.shared_db or 0.0,

@@ -23,7 +23,7 @@ class Worst:
     sample: int
     index: tuple[int, ...]
     expected: float
-    actual: float
+    found: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ErrorTally:
         if distance.size:
             at = np.unravel_index(int(distance.argmax()), distance.shape)
             so_far = self._worst
-            largest = 0.0 if so_far is None else abs(so_far.actual - so_far.expected)
+            largest = 0.0 if so_far is None else abs(so_far.found - so_far.expected)
             if distance[at] > largest:
                 index = tuple(int(i) for i in at)
                 self._worst = Worst(sample, index, float(y[at]), float(z[at]))

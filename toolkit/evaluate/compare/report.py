@@ -214,7 +214,7 @@ def _worst(
         return "no difference"
     return (
         f"{names[worst.sample]}, {list(worst.index)}: {expected} {worst.expected:.6g}, "
-        f"{actual} {worst.actual:.6g}"
+        f"{actual} {worst.found:.6g}"
     )
 
 
