@@ -22,7 +22,9 @@ from video_fixtures import require_program
 
 import configs
 from device.runtime.session import open_session
-from pipelines.config import load_pipeline
+from pipelines.config import PreprocessConfig, load_pipeline
+from pipelines.decode_config import LtrbGrid
+from pipelines.results import Detections
 from pipelines.stages.decode import decode
 from pipelines.stages.preprocess import Preprocessor
 from pipelines.stages.track import Tracker
@@ -55,6 +57,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
 def encoded_and_decoded(width: int, height: int) -> bytes:
     """H.264 of a camera that moves down a scene, as frames of NV12."""
     picture = cv2.imread(str(configs.ROOT / "scenes/heldout/000.jpg"))
+    assert picture is not None
     picture = cv2.resize(picture, (width, width))
     frames = [picture[4 * i : 4 * i + height] for i in range(FRAMES)]
     ffmpeg, size = [require_program("ffmpeg"), "-v", "error"], ("-s", f"{width}x{height}")
@@ -73,6 +76,8 @@ def of_python(
 ) -> list[list[dict[str, Any]]]:
     """The objects of NV12 pictures [frames, rows, width] by the shipped pipeline's stages."""
     config = load_pipeline(configs.ROOT / "pipelines/robot-objects.toml")
+    assert isinstance(config.preprocess, PreprocessConfig)
+    assert isinstance(config.decode, LtrbGrid)
     preprocessor, tracker = Preprocessor(config.preprocess), Tracker(TrackerConfig())
     rows = []
     with open_session(Path(engine), threads=1) as session:
@@ -81,7 +86,9 @@ def of_python(
             blob, geometry = preprocessor.run(image)
             view = view_of(geometry, image.shape, config.preprocess)
             objects = decode(session.infer({"images": blob}), config.decode, view)
+            assert isinstance(objects, Detections)
             objects = tracker.update(objects, time_s)
+            assert objects.track_ids is not None
             columns = (objects.track_ids, objects.class_ids, objects.scores, objects.boxes)
             names = ("track", "class", "score", "box")
             values = zip(*(column.tolist() for column in columns), strict=True)
