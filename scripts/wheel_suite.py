@@ -37,6 +37,7 @@ READS_THE_CHECKOUT = {
         "published figures"
     ),
     "tests/partition/test_fit_costs.py": "published figures",
+    "tests/pipelines/test_camera_example.py": "sources of libtandem",
     "tests/pipelines/test_native_stages.py": "sources of libtandem",
     "tests/runtime/test_board_report.py::test_a_report_becomes_a_change_that_git_applies": (
         "sources that a change is made for"
