@@ -198,6 +198,15 @@ def test_a_refusal_names_the_node_the_limit_and_the_value(rng: np.random.Generat
     assert "that is computed, 'xs'" in refusal(Case(computed, inputs, weights))
 
 
+def test_a_gpu_without_fp8_is_named(rng: np.random.Generator) -> None:
+    with pytest.raises(NotCoveredError, match="from SM 89 on compute; this one has SM 87"):
+        lower(Product((4, 64), 32).case(rng), GpuTarget(87, 16))
+    weights = float8_weights(rng, (64, 32), 1)
+    nodes = [node("DequantizeLinear", "q s z", "w", axis=1), node("MatMul", "x w", "y")]
+    program = lower(Case(nodes, {"x": (4, 64)}, weights), GpuTarget(87, 16))
+    assert operand_types(program) == ["*fp16"]  # weights alone become FP16
+
+
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 @pytest.mark.parametrize("sm", [pytest.param(89, marks=pytest.mark.slow), 90, 110])
 def test_no_kernel_spills_registers(sm: int, rng: np.random.Generator) -> None:
