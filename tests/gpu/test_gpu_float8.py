@@ -162,9 +162,8 @@ def test_the_kernel_that_computes_a_tensor_rounds_it_to_fp8(rng: np.random.Gener
         [launch.spec.title for launch in program.launches].index("gemm strided")
     ]
     assert dict(first.spec.signature)["y"].startswith("*fp8e4nv")
-    p = quantized(
-        np.maximum(feeds["x"].astype(np.float16).astype(np.float32) @ weights["w0"], 0), 0.01
-    )
+    x, w0 = (t.astype(np.float16).astype(np.float32) for t in (feeds["x"], weights["w0"]))
+    p = quantized(np.maximum(x @ w0, 0), 0.01)
     p = p.reshape(2, 5, 64).astype(np.float64)
     product = p @ real({name: weights[name] for name in "qsz"}, 1)
     expected = 2 * product - p.mean(2, keepdims=True)

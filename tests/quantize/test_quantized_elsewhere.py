@@ -188,7 +188,7 @@ def _rounded(path: Path, reader: str, dtype: type) -> Path:
     weights = {
         "s": np.float32(0.01),
         "z": np.zeros((), dtype),
-        "rows": np.int64([8, 8]),
+        "rows": np.array([8, 8]),
         "w": np.ones((8, 4), np.float32),
     }
     read = {
