@@ -203,7 +203,7 @@ def _rounded(path: Path, reader: str, dtype: type) -> Path:
         *read[reader],
         helper.make_node("MatMul", ["d", "w"], ["y"], "product"),
     ]
-    return save(path, nodes, {"x": [8, 8]}, {"y": [8, 4]}, weights, opset=21)
+    return save(path, nodes, {"x": [8, 8]}, {"y": [8, 4]}, weights)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
