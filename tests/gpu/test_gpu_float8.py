@@ -162,9 +162,8 @@ def test_the_kernel_that_computes_a_tensor_rounds_it_to_fp8(rng: np.random.Gener
         [launch.spec.title for launch in program.launches].index("gemm strided")
     ]
     assert dict(first.spec.signature)["y"].startswith("*fp8e4nv")
-    p = quantized(
-        np.maximum(feeds["x"].astype(np.float16).astype(np.float32) @ weights["w0"], 0), 0.01
-    )
+    x, w0 = (t.astype(np.float16).astype(np.float32) for t in (feeds["x"], weights["w0"]))
+    p = quantized(np.maximum(x @ w0, 0), 0.01)
     p = p.reshape(2, 5, 64).astype(np.float64)
     product = p @ real({name: weights[name] for name in "qsz"}, 1)
     expected = 2 * product - p.mean(2, keepdims=True)
@@ -189,13 +188,73 @@ def test_a_refusal_names_the_node_the_limit_and_the_value(rng: np.random.Generat
         replace(case, weights=scales)
     )
     wrong = {**case.weights, "xs": np.float32(0).reshape(())}
-    assert "has the scale 0.0; kernels take positive ones" in refusal(replace(case, weights=wrong))
+    assert "has the scale 0.0; kernels take positive ones with a finite reciprocal" in refusal(
+        replace(case, weights=wrong)
+    )
+    shifted = {**case.weights, "xz": np.ones((), float8_e4m3fn)}
+    assert f"has a zero point of {FLOAT8}, 'xz'; kernels take 0" in refusal(
+        replace(case, weights=shifted)
+    )
     wraps = node("QuantizeLinear", "x xs xz", "xd_(FP8)", saturate=0)
     assert "has saturate=0" in refusal(replace(case, nodes=[wraps, *case.nodes[1:]]))
     computed = [node("Abs", "t", "xs"), *case.nodes]
     weights = {name: value for name, value in case.weights.items() if name != "xs"}
     inputs = {**case.inputs, "t": ()}
     assert "that is computed, 'xs'" in refusal(Case(computed, inputs, weights))
+
+
+ROUNDED = [
+    node("DequantizeLinear", "wq t z", "w", axis=1),
+    node("MatMul", "x w", "y"),
+]
+
+
+def rounded_weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Weights `v` of FP16, scales `s` that they are rounded by, `t` that they are read by."""
+    return {
+        "v": (rng.normal(size=(16, 64)) * 30).astype(np.float16),
+        "s": rng.uniform(0.1, 1, 64).astype(np.float16),
+        "t": np.ones(64, np.float16),
+        "z": np.zeros(64, float8_e4m3fn),
+    }
+
+
+def test_constants_of_fp16_are_rounded_to_fp8_once(rng: np.random.Generator) -> None:
+    weights = rounded_weights(rng)
+    nodes = [node("QuantizeLinear", "v s z", "wq", axis=1), *ROUNDED]
+    dtypes = {"x": "float16", "y": "float16"}
+    program = Case(nodes, {"x": (16, 16)}, weights, dtypes=dtypes).lower("fp16", THOR)
+    actual = gpu_interpreter.run(program, {"x": np.eye(16, dtype=np.float16)})["y"]
+    steps = weights["v"].astype(np.float32) / weights["s"].astype(np.float32)
+    twice = (weights["v"] / weights["s"]).clip(-448, 448).astype(float8_e4m3fn)
+    once = steps.clip(-448, 448).astype(float8_e4m3fn)
+    assert (once != twice).any()
+    assert np.array_equal(actual, once.astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "zero", "words"),
+    [({"saturate": 0}, 0, "has saturate=0"), ({}, 1, "has a zero point of")],
+)
+def test_constants_are_asked_for_saturation_and_zero_points(
+    attributes: dict[str, Any], zero: float, words: str, rng: np.random.Generator
+) -> None:
+    weights = {
+        name: value.astype(np.float32) if name in "vst" else value
+        for name, value in rounded_weights(rng).items()
+    }
+    weights["u"] = np.full(64, zero, float8_e4m3fn)
+    quantize = node("QuantizeLinear", "v s u", "wq", axis=1, **attributes)
+    assert words in refusal(Case([quantize, *ROUNDED], {"x": (16, 16)}, weights))
+
+
+def test_a_gpu_without_fp8_is_named(rng: np.random.Generator) -> None:
+    with pytest.raises(NotCoveredError, match="from SM 89 on compute; this one has SM 87"):
+        lower(Product((4, 64), 32).case(rng), GpuTarget(87, 16))
+    weights = float8_weights(rng, (64, 32), 1)
+    nodes = [node("DequantizeLinear", "q s z", "w", axis=1), node("MatMul", "x w", "y")]
+    program = lower(Case(nodes, {"x": (4, 64)}, weights), GpuTarget(87, 16))
+    assert operand_types(program) == ["*fp16"]  # weights alone become FP16
 
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")

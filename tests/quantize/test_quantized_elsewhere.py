@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from ml_dtypes import float8_e4m3fn, float8_e5m2
 from model_fixtures import save, small_convnet
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
@@ -175,11 +176,58 @@ def test_fp8_builds_where_the_gpu_has_it(tmp_path: Path) -> None:
         build_engine(path, "orin-nx-16gb", tmp_path / "e", options)
     result = build_engine(path, "agx-thor", tmp_path / "e", options)
     assert result.manifest.provenance.precision == "fp16"
-    assert any("1 tensors are FP8" in note for note in result.notes)
+    assert any("1 tensor stays FP8 (E4M3)" in note for note in result.notes)
     feeds, expected = in_onnxruntime(path.read_bytes())
     with open_session(tmp_path / "e") as session:
         (actual,) = session.infer(feeds).values()
     assert np.linalg.norm(actual - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+def _rounded(path: Path, reader: str, dtype: type) -> Path:
+    """A product of what a Reshape and DequantizeLinear, or a Cast, read from a QuantizeLinear."""
+    weights = {
+        "s": np.float32(0.01),
+        "z": np.zeros((), dtype),
+        "rows": np.array([8, 8]),
+        "w": np.ones((8, 4), np.float32),
+    }
+    read = {
+        "Reshape": [
+            helper.make_node("Reshape", ["q", "rows"], ["r"], "reshape"),
+            helper.make_node("DequantizeLinear", ["r", "s", "z"], ["d"], "dequantize"),
+        ],
+        "Cast": [helper.make_node("Cast", ["q"], ["d"], "cast", to=onnx.TensorProto.FLOAT)],
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "quantize"),
+        *read[reader],
+        helper.make_node("MatMul", ["d", "w"], ["y"], "product"),
+    ]
+    return save(path, nodes, {"x": [8, 8]}, {"y": [8, 4]}, weights)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_fp8_behind_a_reshape_is_refused_where_the_gpu_has_none(
+    precision: str, tmp_path: Path
+) -> None:
+    path = _rounded(tmp_path / "m.onnx", "Reshape", float8_e4m3fn)
+    words = {"fp16": "that of agx-orin-64gb has SM 87", "int8": "of which no INT8 is made"}
+    with pytest.raises(TandemError, match=f"'quantize' .* FLOAT8E4M3FN, .*{words[precision]}"):
+        build_engine(path, "agx-orin-64gb", tmp_path / "e", BuildOptions(precision=precision))
+
+
+@pytest.mark.parametrize("dtype", [float8_e4m3fn, float8_e5m2])
+def test_fp8_that_a_cast_reads_runs_portable(dtype: type, tmp_path: Path) -> None:
+    path = _rounded(tmp_path / "m.onnx", "Cast", dtype)
+    options = BuildOptions(precision="fp16")
+    result = build_engine(path, "agx-orin-64gb", tmp_path / "e", options)
+    assert not any("FP8 (E4M3)" in note for note in result.notes)
+    feeds, expected = in_onnxruntime(path.read_bytes())
+    with open_session(tmp_path / "e") as session:
+        (actual,) = session.infer(feeds).values()
+    assert np.linalg.norm(actual - expected) <= 1e-5 * np.linalg.norm(expected)
+    with pytest.raises(TandemError, match=r"'quantize' .* to node 'cast' \(Cast\)"):
+        build_engine(path, "agx-orin-64gb", tmp_path / "e", BuildOptions(precision="int8"))
 
 
 def _few_bits(proto: onnx.ModelProto) -> None:

@@ -26,7 +26,7 @@ from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
 KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make the engine INT8"
-FLOAT8_STAYS = "(E4M3) by the model's Q/DQ; their products with weights of FP8 are computed in FP8"
+FLOAT8_STAYS = "FP8 (E4M3) by the model's Q/DQ; products that have kernels are computed in FP8"
 _BLOCKS = "read as they are by FP16 kernels from sm_80 on, and as floating point by all else"
 
 
@@ -86,7 +86,8 @@ def _plain(
     float8 = check_narrow_floats(imported.model, _no_float8(options, profile))
     floating = options.precision or (options.int4_weights and "fp16")
     if float8 or (floating and not _wants_int8(options)):
-        stay = f"{float8} tensors are FP8 {FLOAT8_STAYS}" if float8 else ""
+        tensors = "1 tensor stays" if float8 == 1 else f"{float8} tensors stay"
+        stay = f"{tensors} {FLOAT8_STAYS}" if float8 else ""
         return None, (stay or f"the Q/DQ of the model stay as they are, beside {floating}",)
     if _wants_int8(options):
         return import_qdq(imported.model, any_weight_scale=True, any_zero_point=True), ()

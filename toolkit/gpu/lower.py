@@ -29,7 +29,7 @@ from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.emit.lowering_differences import find_difference, point_text
 from toolkit.gpu.emit.plugins import plugin_emitters
 from toolkit.gpu.errors import NotCoveredError, not_covered
-from toolkit.gpu.ir.dtypes import OPERAND_TYPES
+from toolkit.gpu.ir.dtypes import FLOAT8, OPERAND_TYPES
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.ir.network import Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
@@ -48,7 +48,7 @@ from toolkit.gpu.schedule.workspace import WorkspacePlan, fit_workspace
 from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.gpu.support import ask_support
-from toolkit.gpu.target import GpuTarget
+from toolkit.gpu.target import FIRST_SM_WITH_FLOAT8, GpuTarget
 from toolkit.plugins import Plugin
 
 # Tensors without INT8 scale are stored in this type.
@@ -160,7 +160,8 @@ def _lower(
     lowerings = {kind: row.lower for kind, row in OPERATIONS.items() if row.lower}
     emitters = {**lowerings, **plugin_emitters(plugins)}
     network = _rewritten(read_network(segment, emitters, trace))
-    _check(network)
+    _check_borders(network)
+    _check_float8(network, gpu)
     groups = group_operations(network, EPILOGUES)
     ctx = LoweringContext(network, gpu, _FLOAT_TYPES[precision], exact, wide)
     inputs = {name: _allocate_boundary(ctx, name, name) for name in network.inputs}
@@ -193,7 +194,7 @@ def _rewritten(network: Network) -> Network:
     return with_float8_products(apply_rules(network, SPACE_TO_DEPTH_RULES))
 
 
-def _check(network: Network) -> None:
+def _check_borders(network: Network) -> None:
     """Raise NotCoveredError: kernels do not exchange the type of an input or output."""
     reasons: dict[str, str] = {}
     for name in (*network.inputs, *network.outputs):
@@ -206,6 +207,20 @@ def _check(network: Network) -> None:
         if not touching:
             raise NotCoveredError(why)
         reasons |= {op.name: why for op in touching}
+    if reasons:
+        raise not_covered(reasons)
+
+
+def _check_float8(network: Network, gpu: GpuTarget) -> None:
+    """Raise NotCoveredError: tensors lie as FP8, which the GPU does not compute."""
+    if gpu.sm >= FIRST_SM_WITH_FLOAT8:
+        return
+    reasons = {
+        op.name: f"node {op.name!r} makes {FLOAT8}, which GPUs from SM {FIRST_SM_WITH_FLOAT8} on "
+        f"compute; this one has SM {gpu.sm}"
+        for op in network.operations
+        if FLOAT8 in map(network.dtypes.get, op.outputs)
+    }
     if reasons:
         raise not_covered(reasons)
 

@@ -12,6 +12,8 @@ no lowering computes (`toolkit.gpu.support`).
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
 from toolkit.gpu.emit import (
     attention,
@@ -164,8 +166,23 @@ def _integers(op: Operation, tensors: SegmentTensors) -> str | None:
     return f"makes {dtype}; kernels make int8, uint8, int16, uint16 and {FLOAT8}"
 
 
-def _float8(op: Operation, tensors: SegmentTensors) -> str | None:
-    """Activations of FP8: one constant scale, and numbers beyond the range become its limit."""
+def _float8_numbers(op: Operation, tensors: SegmentTensors) -> str | None:
+    """FP8 of activations, and what rounds to it: no zero point, and the range is a limit."""
+    rounds = op.kind == "QuantizeLinear"
+    stored = op.outputs[0] if rounds else op.inputs[0]
+    is_read = rounds or op.inputs[0] in tensors.computed
+    if tensors.dtypes.get(stored) != FLOAT8 or not is_read:
+        return None
+    if not op.integer("saturate", 1):
+        return f"has saturate=0; kernels make numbers beyond {FLOAT8} its largest"
+    zero = tensors.constants.get(op.input(2))
+    if op.input(2) and (zero is None or zero.astype(np.float32).any()):
+        return f"has a zero point of {FLOAT8}, {op.inputs[2]!r}; kernels take 0"
+    return None
+
+
+def _float8_scale(op: Operation, tensors: SegmentTensors) -> str | None:
+    """Activations of FP8 have one constant scale."""
     stored = op.outputs[0] if op.kind == "QuantizeLinear" else op.inputs[0]
     if tensors.dtypes.get(stored) != FLOAT8 or op.inputs[0] not in tensors.computed:
         return None
@@ -174,10 +191,9 @@ def _float8(op: Operation, tensors: SegmentTensors) -> str | None:
         return f"has a scale of {FLOAT8} that is computed, {op.inputs[1]!r}; kernels take constants"
     if scale.size != 1:
         return f"has {scale.size} scales of {FLOAT8}; kernels take 1 for an activation"
-    if not usable_scale(float(scale.reshape(()))):
-        return f"has the scale {float(scale.reshape(()))}; kernels take positive ones"
-    if not op.integer("saturate", 1):
-        return f"has saturate=0; kernels make numbers beyond {FLOAT8} its largest"
+    value = float(scale.reshape(()))
+    if not usable_scale(value):
+        return f"has the scale {value}; kernels take positive ones with a finite reciprocal"
     return None
 
 
@@ -361,10 +377,10 @@ OPERATIONS: dict[str, OperatorRow] = {
     # Written as others, or element-wise.
     "BatchNormalization": OperatorRow(None, (_constant(1, 2, 3, 4), _trains)),
     **_rows("Cast CastLike", OperatorRow(None, (_cast_type,))),
-    "DequantizeLinear": OperatorRow(None, (_blocks, _float8)),
+    "DequantizeLinear": OperatorRow(None, (_blocks, _float8_numbers, _float8_scale)),
     "Dropout": OperatorRow(None, (_constant(2), _trains)),
     "Einsum": OperatorRow(None, (_equation,)),
-    "QuantizeLinear": OperatorRow(None, (_blocks, _integers, _float8)),
+    "QuantizeLinear": OperatorRow(None, (_blocks, _integers, _float8_numbers, _float8_scale)),
     "Trilu": OperatorRow(None, (_constant(1),)),
     **_rows("RNN GRU LSTM", OperatorRow(None, _RECURRENT)),
     **_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", OperatorRow(None)),

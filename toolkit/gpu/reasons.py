@@ -90,10 +90,11 @@ GPU_REASONS: tuple[GpuReason, ...] = (
     GpuReason("gpu.quantized-type", r"makes .*; kernels make int8, uint8, int16, uint16 and",
         "Quantization to this type has no kernel.", "Quantize to INT8."),
     GpuReason("gpu.float8",
-        r"; kernels take (constants|1 for an activation|positive ones)|has saturate=0",
+        r"; kernels take (constants|1 for an activation|positive ones)|has saturate=0"
+        r"|has a zero point of|from SM \d+ on compute",
         "The kernel that rounds an activation to FP8 multiplies by one number, known when the"
-        " engine is built, and saturates.",
-        "Quantize activations per tensor, with a positive scale and saturation."),
+        " engine is built, and saturates; SM 89 is the first that has FP8.",
+        "Quantize activations per tensor, with a positive scale, the zero point 0 and saturation."),
     GpuReason("gpu.cast", r"makes .*; kernels make ",
         "No kernel writes this type.", "Cast to one of the types that the reason names."),
     GpuReason("gpu.spatial", r"spatial dimensions; kernels take 1 to 3",

@@ -2,7 +2,8 @@
 
     sum_k x w + b[f]  =  (sum_k q_x q_w + b[f] / (s_x s_w[f])) s_x s_w[f]
 
-with sums in FP32. `toolkit.gpu.passes.float8` says which products are FP8.
+with sums of FP32, of fewer digits on sm_90. `toolkit.gpu.passes.float8` says which products are
+FP8.
 """
 
 from dataclasses import dataclass

@@ -62,7 +62,8 @@ def _scale(builder: NetworkBuilder, op: Operation) -> dict[str, float]:
 def _round_constant(builder: NetworkBuilder, op: Operation) -> None:
     """Fold a QuantizeLinear of a constant, as exporters leave weights."""
     values = builder.constants[op.inputs[0]]
-    steps = values / along(builder, op, op.inputs[1], values.shape)
+    scale = along(builder, op, op.inputs[1], values.shape)
+    steps = values.astype(np.float32) / scale.astype(np.float32)
     clipped = np.clip(steps, -LARGEST_FLOAT8, LARGEST_FLOAT8)
     builder.to_constant(op.outputs[0], clipped.astype(FLOAT8))
 

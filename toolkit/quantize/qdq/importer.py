@@ -415,10 +415,10 @@ def refuse_integer_operators(model: ir.Model) -> None:
 
 
 def check_narrow_floats(model: ir.Model, no_float8: str | None) -> int:
-    """Return how many nodes round activations to FP8 (E4M3).
+    """Return how many nodes round activations to FP8 (E4M3) that others than a Cast read.
 
-    Raises ImportModelError: there are some, and `no_float8` says why they cannot stay, or a node
-    rounds to other floats of 8 or 4 bits.
+    Raises ImportModelError: there are some, and `no_float8` says why they cannot stay, or such a
+    node rounds to other floats of 8 or 4 bits.
     """
     count = 0
     for node in model.graph.all_nodes():
@@ -427,10 +427,12 @@ def check_narrow_floats(model: ir.Model, no_float8: str | None) -> int:
             continue
         if not params.dtype.name.startswith(("FLOAT8", "FLOAT4")):
             continue
+        if all(use.node.op_type == "Cast" for use in node.outputs[0].uses()):
+            continue  # which runs portable
         refusal = no_float8
         if params.dtype != ir.DataType.FLOAT8E4M3FN:
             refusal = "for which there are no kernels"
-        if refusal is not None and any(is_dequantize(use.node) for use in node.outputs[0].uses()):
+        if refusal is not None:
             raise ImportModelError(
                 f"Node {node.name!r} (QuantizeLinear) rounds an activation to {params.dtype.name}, "
                 f"{refusal}; quantize to INT8 (ModelOpt: quantize_mode='int8', AIMET: "
