@@ -47,10 +47,11 @@ class Adjustments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     `equalised`: tensor -> factors per channel (axis 1). The tensor is divided by them: weight and
     bias of its producer are divided, or a Mul before its consumer, a depthwise convolution, writes
-    TENSOR_equalised; the weight of its consumer is multiplied. `biases`: node ->
-    values added to its bias, per output channel. `rounded`: node -> how its weight in INT8 differs
-    from the nearest integers (`toolkit.quantize.corrections.rounding`). The numbers are rounded
-    before anything is measured with them, so they are exact. Equalisation comes first.
+    TENSOR_equalised (with a number where that name is taken); the weight of its consumer is
+    multiplied. `biases`: node -> values added to its bias, per output channel. `rounded`:
+    node -> how its weight in INT8 differs from the nearest integers
+    (`toolkit.quantize.corrections.rounding`). The numbers are rounded before anything is measured
+    with them, so they are exact. Equalisation comes first.
     """
 
     equalised: dict[Name, tuple[float, ...]] = {}

@@ -164,6 +164,16 @@ def test_warps_that_multiply_from_registers_get_the_fastest_tile(
     )
 
 
+@pytest.mark.parametrize(("has_residual", "accumulators"), [(False, 128), (True, 64)])
+def test_a_residual_takes_registers_from_the_sums_of_mma_sync(
+    has_residual: bool, accumulators: int
+) -> None:
+    shape = GemmShape(6272, 256, 1152, 128, 2, 4, has_residual=has_residual)
+    tiles = gemm_tiles(shape, GpuTarget(87, 16))
+    most = max(tile.rows * tile.columns // (tile.warps * 32) for tile in tiles)
+    assert most == accumulators
+
+
 def test_views_reach_the_elements_that_numpy_reaches(rng: np.random.Generator) -> None:
     data = np.arange(1000.0)
     for _ in range(50):

@@ -308,6 +308,22 @@ def test_a_mul_evens_the_channels_that_a_function_hands_to_a_depthwise_layer(
     assert int8_sqnr(changed, samples, fresh, expected) > before + 6.0
 
 
+def test_a_mul_takes_a_name_that_no_tensor_and_no_node_has(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    nodes = [
+        helper.make_node("HardSwish", ["x"], ["h_equalised"]),
+        helper.make_node("HardSwish", ["h_equalised"], ["h"], name="h_equalised_1"),
+        helper.make_node("Conv", ["h", "w"], ["y"], group=4),
+    ]
+    weight, shape = rng.normal(size=(4, 1, 1, 1)).astype(np.float32), [1, 4, 5, 5]
+    model = prepared(save(tmp_path / "m.onnx", nodes, {"x": shape}, {"y": shape}, {"w": weight}))
+    result = equalise(model, "activations", {"h": np.array([1, 1, 1, 100], np.float32)}).model
+    assert [node.name for node in result.graph if node.op_type == "Mul"] == ["h_equalised_2"]
+    samples = noise(rng, shape, 2)
+    np.testing.assert_allclose(outputs(result, samples), outputs(model, samples), rtol=1e-4)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_mul_is_put_in_where_the_depthwise_layer_is_the_only_reader(
     tmp_path: Path, rng: np.random.Generator, shared: bool

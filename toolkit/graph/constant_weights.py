@@ -20,7 +20,7 @@ def set_constant(
         value.const_value = ir.tensor(array, name=value.name)
         value.shape = ir.Shape(array.shape)
         return
-    free = _free(graph, name)
+    free = free_name(graph, name)
     fresh = ir.Value(name=free, const_value=ir.tensor(array, name=free))
     fresh.shape = ir.Shape(array.shape)
     fresh.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
@@ -40,10 +40,12 @@ def _only_reader(value: ir.Value, node: ir.Node) -> bool:
     return len(uses) == 1 and uses[0].node is node and not value.is_graph_output()
 
 
-def _free(graph: ir.Graph, name: str) -> str:
+def free_name(graph: ir.Graph, name: str) -> str:
+    """Return `name`, or where a tensor or node has it, `name` with the first free number."""
     taken = {str(value.name) for value in graph.inputs} | set(graph.initializers)
     for node in graph.all_nodes():
-        taken |= {str(value.name) for value in (*node.inputs, *node.outputs) if value is not None}
+        named = (node, *node.inputs, *node.outputs)
+        taken |= {str(one.name) for one in named if one is not None}
     free, number = name, 1
     while free in taken:
         free, number = f"{name}_{number}", number + 1

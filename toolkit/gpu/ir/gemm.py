@@ -112,7 +112,8 @@ class GemmShape:
 
     `unshared_depth`: the part of `depth` whose left elements no other row reads (a convolution: the
     channels under one tap). `item_bytes`: of an operand element. `stored_bytes`: of a result, and
-    of its residual. `block_columns`: of every tile, if that is given. `float8`: operands are FP8.
+    of its residual, if it `has_residual`. `block_columns`: of every tile, if that is given.
+    `float8`: operands are FP8.
     """
 
     rows: int
@@ -124,6 +125,7 @@ class GemmShape:
     batch: int = 1
     block_columns: int | None = None
     float8: bool = False
+    has_residual: bool = False
 
     @property
     def is_int8(self) -> bool:

@@ -7,7 +7,7 @@ A link is Conv -> f -> Conv or Gemm where f commutes with a positive factor s_i 
 and nothing else reads the tensors between them. Clip(0, u) commutes only if it clips nothing before
 and after scaling; that depends on the data, so such a link names the tensor to observe.
 
-Behind any other f, such as HardSwish, a Mul can scale the channels: `unlinked_depthwise`.
+A Mul can scale any other computed tensor that only a depthwise layer reads: `unlinked_depthwise`.
 """
 
 from dataclasses import dataclass

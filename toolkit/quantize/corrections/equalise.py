@@ -26,8 +26,9 @@ they stay within it; the others keep s_i = 1, and so do all without observation.
 only then, outputs may differ on data outside the observed range. Other results change by float
 rounding only. Ranges of activations change: calibrate afterwards.
 
-Behind a function that does not commute, such as HardSwish or SiLU, a Mul by 1 / a_i is put before a
-depthwise layer ("activations" only): one more operation, where channels differ enough to pay it.
+Where no chain ends at a depthwise layer, and it alone reads a computed tensor (of HardSwish, SiLU,
+Add, ..), a Mul by 1 / a_i is put before it ("activations" only): one more operation, where channels
+differ enough to pay it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +40,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from toolkit.errors import BuildError
-from toolkit.graph.constant_weights import as_float32, set_constant
+from toolkit.graph.constant_weights import as_float32, free_name, set_constant
 from toolkit.quantize.corrections.channel_links import (
     Link,
     Refusal,
@@ -198,7 +199,8 @@ def _divide_before(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
     """Put a Mul by 1 / `scale` before a depthwise layer; multiply the layer's inputs."""
     value = node.inputs[0]
     assert value is not None  # unlinked_depthwise takes only such nodes
-    weight, name = _weight(node), f"{value.name}_equalised"
+    # The same name in every build: the table holds the range of the result.
+    weight, name = _weight(node), free_name(graph, f"{value.name}_equalised")
     result = ir.Value(name=name, shape=value.shape, type=value.type)
     divide = ir.Node("", "Mul", [value], outputs=[result], name=name)
     graph.insert_before(node, divide)
