@@ -44,7 +44,7 @@ from toolkit.quantize.ranges.fit import Fit, fit
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
 from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.ranges.report_html import ranges_html
-from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
+from toolkit.quantize.ranges.report_text import correction_text, ranges_builtins, ranges_text
 from toolkit.quantize.scales.rules import unify_scales
 from toolkit.quantize.trials.trial import TrialModel
 
@@ -83,6 +83,7 @@ def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
     assert result.table.format == 2
     assert f"{outcome.worst.before:.1f} -> {outcome.worst.after:.1f} dB" in ranges_text(result)
     (row,) = json.loads(json.dumps(ranges_builtins(result)))["steps"]
+    assert (row["changed"], row["by_mul"]) == (outcome.changed, 0)
     assert row["sqnr_db"]["y"] == {"before": outcome.worst.before, "after": outcome.worst.after}
     assert "equalisation: kept" in ranges_html(result, "m")
 
@@ -135,6 +136,8 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
     # A Mul before a layer has to gain more than a change of weights.
     added = rows.keys() & unlinked_depthwise(graph.graph).keys()
     assert bool(added) == (activation == "HardSwish" and loss < -2.0)
+    assert outcome.by_mul == len(added)
+    assert (f"rescaled, {len(added)} by a Mul" in correction_text(outcome)) == bool(added)
     assert outcome.reason == reason.strip("-")
     assert outcome.worst is not None
     assert outcome.worst.gain == pytest.approx(-loss)

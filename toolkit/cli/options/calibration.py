@@ -146,7 +146,7 @@ class CalibrationOptions:
     )
     preprocess: PreprocessOptions = part()
     equalise: Switch | None = option(
-        f"Rescale channels between layers; auto: if it helps. {_STEP_DEFAULT}"
+        f"Rescale channels between layers, some by Mul; auto: if it helps. {_STEP_DEFAULT}"
     )
     round_weights: Switch | None = option(
         "Round weights for the sums that they enter; auto: where an output misses its target, if "

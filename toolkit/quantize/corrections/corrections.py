@@ -48,8 +48,8 @@ class CorrectionOutcome:
     """The outcome of a correction.
 
     `requested`: "auto" or "on". `effects`: SQNR by output in dB without and with it, empty if not
-    measured. `changed`: number of tensors or biases changed. `reason`: why it was left out, if that
-    is not its effect.
+    measured. `changed`: number of tensors or biases changed, `by_mul` of them by a Mul of their
+    own. `reason`: why it was left out, if that is not its effect.
     """
 
     name: str
@@ -58,6 +58,7 @@ class CorrectionOutcome:
     changed: int = 0
     effects: Mapping[str, Effect] = field(default_factory=dict)
     reason: str = ""
+    by_mul: int = 0
 
     @property
     def worst(self) -> Effect | None:
@@ -90,11 +91,11 @@ def try_equalisation(
             CorrectionOutcome(name, requested, False, reason="all channels have one range already"),
         )
     by_weights = rows.keys() - unlinked_depthwise(plain.graph.graph).keys()
-    least = MIN_GAIN if by_weights == rows.keys() else MIN_GAIN_OF_NODES
-    result = _equalised(plain, rows, refit, requested, least)
+    by_mul = len(rows) - len(by_weights)
+    result = _equalised(plain, rows, refit, requested, by_mul)
     if not result[2].applied and 0 < len(by_weights) < len(rows):
         weight_rows = {tensor: row for tensor, row in rows.items() if tensor in by_weights}
-        result = _equalised(plain, weight_rows, refit, requested, MIN_GAIN)
+        result = _equalised(plain, weight_rows, refit, requested, 0)
     return result
 
 
@@ -103,18 +104,18 @@ def _equalised(
     rows: Rows,
     refit: Callable[[ir.Model, Rows], Fit],
     requested: Switch,
-    least: float,
+    by_mul: int,
 ) -> tuple[Fit, Rows, CorrectionOutcome]:
-    """`try_equalisation` by given factors, which have to gain `least` dB."""
+    """`try_equalisation` by given factors, `by_mul` of which add a Mul and have to gain more."""
     changed = refit(adjust(plain.graph, Adjustments(equalised=dict(rows))), rows)
     effects = effects_between(_mean_sqnr_db(plain), _mean_sqnr_db(changed))
+    least = MIN_GAIN_OF_NODES if by_mul else MIN_GAIN
     helps = requested == "on" or worst_of(effects).helps(least)
-    in_db = least > MIN_GAIN
     reason = ""
-    if helps and requested == "auto" and not _less_error(changed, plain, in_db=in_db):
+    if helps and requested == "auto" and not _less_error(changed, plain, in_db=by_mul > 0):
         reason = CHANCE
     used = helps and not reason
-    outcome = CorrectionOutcome(EQUALISATION, requested, used, len(rows), effects, reason)
+    outcome = CorrectionOutcome(EQUALISATION, requested, used, len(rows), effects, reason, by_mul)
     return (changed, rows, outcome) if used else (plain, {}, outcome)
 
 

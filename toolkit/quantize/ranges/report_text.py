@@ -166,6 +166,7 @@ def correction_text(outcome: CorrectionOutcome) -> str:
         verdict = "kept as asked, though it brings nothing"
     because = f"; {outcome.reason}" if outcome.reason else ""
     changes = f"{outcome.changed} {_CHANGES[outcome.name]}"
+    changes += f", {outcome.by_mul} by a Mul" if outcome.by_mul else ""
     return f"{outcome.name}: {verdict}, {figures} ({changes}{because})"
 
 
@@ -223,6 +224,7 @@ def _correction_builtins(outcome: CorrectionOutcome) -> dict[str, Any]:
         "asked": outcome.requested,
         "kept": outcome.applied,
         "changed": outcome.changed,
+        "by_mul": outcome.by_mul,
         "reason": outcome.reason,
         "sqnr_db": effects_builtins(outcome.effects),
     }
