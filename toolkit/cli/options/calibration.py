@@ -146,8 +146,7 @@ class CalibrationOptions:
     )
     preprocess: PreprocessOptions = part()
     equalise: Switch | None = option(
-        "Rescale channels between layers, before some depthwise ones by a Mul; auto: if it helps. "
-        f"{_STEP_DEFAULT}"
+        f"Rescale channels between layers, some by Mul; auto: if it helps. {_STEP_DEFAULT}"
     )
     round_weights: Switch | None = option(
         "Round weights for the sums that they enter; auto: where an output misses its target, if "
