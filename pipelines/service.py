@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 
 from msgspec import UNSET
 
-from device.agent.memory_watch import watch_memory
 from device.errors import PipelineError
 from device.files import sha256_of
 from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result
 from device.start.child import guarded
+from device.start.memory_watch import watch_memory
 from device.start.process_tree import kill_below
 from device.update.bundle import INFO, PIPELINE
 from device.update.members import PAYLOAD

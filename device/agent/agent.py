@@ -21,7 +21,6 @@ import msgspec
 from device.agent.agent_trial import AgentTrial
 from device.agent.agent_update import AgentUpdate, VersionInstalled, is_agent_release
 from device.agent.broker_connection import BrokerConnection
-from device.agent.child_process import TaskEnded
 from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig
 from device.agent.control_socket import ControlRequest, ControlSocket, slot_rows
@@ -48,6 +47,7 @@ from device.agent.sd_notify import READY, STOPPING, Notifier
 from device.agent.shadow_process import ShadowEnded, ShadowEvent, ShadowProcess, ShadowProgress
 from device.agent.smp_lines import SmpEvent, SmpInstall, SmpLines, SmpRestart
 from device.agent.state_check import StateCheck
+from device.agent.task_process import TaskEnded
 from device.agent.updater import Updater
 from device.agent.verification import (
     MetadataAsked,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device.agent.agent_trial import AgentTrial
-from device.agent.child_process import TaskEnded, start_task
 from device.agent.config import AgentConfig
 from device.agent.downloads import fetch_options
+from device.agent.task_process import TaskEnded, start_task
 from device.errors import TandemError
 from device.files import make_folder, remove
 from device.protocol.documents import AgentReport, BlobGet, Desired, Phase, Update

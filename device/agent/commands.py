@@ -16,7 +16,6 @@ from datetime import datetime, timezone
 
 import msgspec
 
-from device.agent.child_process import TaskEnded, start_task
 from device.agent.command_journal import CommandJournal, boot_id
 from device.agent.config import CommandsTable
 from device.agent.farm_job import FarmJob
@@ -30,6 +29,7 @@ from device.agent.operations import (
     Job,
     run_operation,
 )
+from device.agent.task_process import TaskEnded, start_task
 from device.agent.verification import Verification, VerificationEvent
 from device.errors import StateError
 from device.protocol.documents import Command, CommandState, CommandStatus, decode, encode
@@ -292,6 +292,8 @@ class Commands:
             self._reboot(command.id, now_s)
 
     def _reboot(self, command_id: str, now_s: float) -> None:
+        """Start what restarts the board. It must outlive this process, which a reboot ends, so it
+        is no `ChildProcess`."""
         self._reboot_by_s = now_s + REBOOT_S
         try:
             child = subprocess.Popen(

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from device.agent.child_process import TaskEnded, start_task
 from device.agent.downloads import download_problem
-from device.agent.memory_watch import default_limit_bytes
 from device.agent.operations import MAX_RESULT_BYTES, Job
+from device.agent.task_process import TaskEnded, start_task
 from device.errors import TandemError
 from device.protocol.documents import BlobGet, Phase, PipelineStatus
+from device.start.memory_watch import default_limit_bytes
 from device.update.fetching import Fetching
 
 FOLDER = "farm"  # of the state folder

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, OneChild
 from device.protocol.documents import InstallPolicy
+from device.start.child_process import ChildExit, ChildLimits, ChildProcess, OneChild
 from device.start.command import module_command
 from device.update.bundle import read_folder_info
 

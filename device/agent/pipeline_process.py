@@ -16,19 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from device.agent.child_process import (
-    MAX_LINE_BYTES,
-    ChildExit,
-    ChildLimits,
-    ChildProcess,
-    echo,
-)
-from device.agent.memory_watch import oom_kills
 from device.agent.process_activity import Activity, activity_of
 from device.agent.silence import NOBODY, Heard
 from device.protocol.messages import ChildMessage, Heartbeat, Result, Stats, decode_message
+from device.start.child_process import MAX_LINE_BYTES, ChildExit, ChildLimits, ChildProcess, echo
 from device.start.command import module_command
 from device.start.keeper import LEFTOVER_S, end_keepers, end_tree
+from device.start.memory_watch import oom_kills
 
 LOG = logging.getLogger("tandem.pipeline")
 MAX_RESTARTS = 5

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from device.agent.child_process import NO_PROCESS
 from device.agent.config import AgentConfig
-from device.agent.memory_watch import default_limit_bytes
 from device.agent.pipeline_process import (
     KILL_WAIT_S,
     PipelineEvent,
@@ -27,7 +25,9 @@ from device.agent.shadow_process import TAP
 from device.agent.silence import ActivityWatch, Patience, why_ended
 from device.protocol.documents import PipelineReport, PipelineStatus
 from device.protocol.messages import ChildMessage, Failure, Heartbeat, Ready, Result
+from device.start.child_process import NO_PROCESS
 from device.start.keeper import mark_of
+from device.start.memory_watch import default_limit_bytes
 from device.update.liveness import MAX_LATE_S, Liveness, PipelineHealth
 
 LOG = logging.getLogger("tandem.pipeline")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, OneChild
-from device.agent.memory_watch import default_limit_bytes
 from device.errors import BundleError, BundleReadError
+from device.start.child_process import ChildExit, ChildLimits, ChildProcess, OneChild
 from device.start.command import module_command
+from device.start.memory_watch import default_limit_bytes
 from device.update.bundle import read_folder_info
 
 LOG = logging.getLogger("tandem.agent")

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from device.agent.child_process import ChildExit, ChildLimits, ChildProcess, OneChild, echo
-from device.agent.memory_watch import available_bytes
 from device.protocol.documents import InstallPolicy
 from device.protocol.messages import Failure, Shadow, decode_message
+from device.start.child_process import ChildExit, ChildLimits, ChildProcess, OneChild, echo
 from device.start.command import module_command
+from device.start.memory_watch import available_bytes
 
 TAP = "shadow.sock"  # in the state folder; the running pipeline listens there
 MEMORY_SHARE = 0.75  # of what is free: the running release must not run out of it

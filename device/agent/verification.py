@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from device.agent.child_process import ChildExit, ChildProcess
 from device.agent.config import TrustTable
 from device.protocol.documents import TufGet
+from device.start.child_process import ChildExit, ChildProcess
 from device.start.command import module_command
 from device.trust.exchange import (
     MAX_DESIRED_BYTES,

@@ -6,9 +6,8 @@ it. A step that is out of time ends there, and the next one starts. What is done
 each item: a selftest that is ended in between has a report.
 """
 
-import os
+import queue
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +21,7 @@ from device.selftest.kit import Kit
 from device.selftest.private import scrub
 from device.selftest.report import MAX_TEXT, StepRow
 from device.selftest.steps import Step
-from device.start.child import guarded
+from device.start.child_process import ChildExit, ChildProcess
 from device.start.command import module_command
 
 Progress = Callable[[str, int, int, str], None]
@@ -116,51 +115,40 @@ def _add(run: _Run, row: Any) -> None:  # noqa: ANN401
 
 def _run_child(run: _Run) -> str:
     """Run one child from the next item on, add the rows it gives; return why it ended early."""
-    folder, name = run.work.folder, run.step.name
-    lines, errors = folder / f"{name}.lines", folder / f"{name}.errors"
-    lines.write_bytes(b"")
+    path = run.work.folder / f"{run.step.name}.lines"
+    path.write_bytes(b"")
     command = module_command(
-        "device.selftest.child",
-        str(run.work.kit_folder),
-        str(folder),
-        name,
-        str(len(run.rows)),
-        str(lines),
-    )
-    with (
-        errors.open("wb") as error_file,
-        subprocess.Popen(
-            guarded(command), stdout=subprocess.DEVNULL, stderr=error_file, start_new_session=True
-        ) as child,
-    ):
-        try:
-            reason = _follow(run, child, lines)
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-    return reason or _death(child.returncode, errors)
+        "device.selftest.child", str(run.work.kit_folder), str(run.work.folder), run.step.name,
+        str(len(run.rows)), str(path),
+    )  # fmt: skip
+    ends = queue.SimpleQueue[ChildExit]()
+    # Native libraries print to stdout as they like: rows come by the file.
+    child = ChildProcess(command, lambda _line: None, ends.put)
+    try:
+        return _follow(run, ends, path)
+    finally:
+        child.stop()
 
 
-def _follow(run: _Run, child: "subprocess.Popen[bytes]", path: Path) -> str:
-    """Take the rows of a child as they come; return why it must be ended, "" if it ended itself."""
+def _follow(run: _Run, ends: "queue.SimpleQueue[ChildExit]", path: Path) -> str:
+    """Take the rows of a child as they come; return why it ended, or must be ended."""
     since = time.monotonic()
     with path.open("rb") as file:
+        exit_: ChildExit | None = None
         while True:
-            ended = child.poll() is not None
             for line in _whole_lines(file):
                 _add(run, _row(run.work.kit, run.step, line))
                 since = time.monotonic()
             if run.over:
                 return "the step is over"
-            if ended:
-                return ""
+            if exit_ is not None:
+                return _death(exit_)
             item = run.items[len(run.rows)]
             run.work.on_progress(run.step.name, len(run.rows), len(run.items), item)
             if time.monotonic() - since > run.step.item_s:
                 return f"it took longer than {run.step.item_s:.0f} s"
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_POLL_S)
+            with suppress(queue.Empty):
+                exit_ = ends.get(timeout=_POLL_S)
 
 
 def _whole_lines(file: Any) -> Iterator[bytes]:  # noqa: ANN401
@@ -193,9 +181,8 @@ def _scrubbed(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _death(status: int, errors: Path) -> str:
-    lines = errors.read_text(errors="replace").strip().splitlines()
-    last = f": {lines[-1][:MAX_TEXT]}" if lines else ""
-    if status < 0:
-        return f"its process crashed ({signal.Signals(-status).name}){last}"
-    return f"its process ended with status {status}{last}"
+def _death(exit_: ChildExit) -> str:
+    last = f": {exit_.tail[-1][:MAX_TEXT]}" if exit_.tail else ""
+    if exit_.status < 0:
+        return f"its process crashed ({signal.Signals(-exit_.status).name}){last}"
+    return f"its process ended with status {exit_.status}{last}"

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from device.agent.child_process import (
+from device.agent.task_process import TaskEnded, start_task
+from device.start.child_process import (
     MAX_RESULT_BYTES,
     NO_LIMITS,
     ChildExit,
     ChildLimits,
     ChildProcess,
-    TaskEnded,
-    start_task,
 )
 
 WAIT_S = 60.0

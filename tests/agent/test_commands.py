@@ -23,7 +23,6 @@ from fleet_server_fixtures import ServerProcess, wait_until, write_fleet
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 from video_fixtures import scene, write_video
 
-from device.agent.child_process import TaskEnded, start_task
 from device.agent.command_journal import JOURNAL, CommandJournal, Taken, boot_id
 from device.agent.commands import (
     INTERRUPTED,
@@ -37,6 +36,7 @@ from device.agent.commands import (
 from device.agent.config import CommandsTable, TrustTable
 from device.agent.farm_job import ANOTHER, FarmJob, no_job
 from device.agent.operations import Board, Job
+from device.agent.task_process import TaskEnded, start_task
 from device.agent.verification import Verification
 from device.protocol.documents import BlobGet, BlobSpec, Command, CommandState, decode, encode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter

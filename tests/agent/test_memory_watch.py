@@ -11,10 +11,10 @@ import pytest
 from board_fixtures import Board, colour_bundle
 from video_fixtures import rtsp_server
 
-from device.agent import memory_watch
-from device.agent.memory_watch import default_limit_bytes, group_limits, used_bytes
 from device.agent.pipeline_process import PipelineExited, PipelineProcess
+from device.start import memory_watch
 from device.start.child import guarded
+from device.start.memory_watch import default_limit_bytes, group_limits, used_bytes
 
 PATIENCE_S = 60.0
 MIB = 2**20

@@ -4,9 +4,10 @@ TensorRT is known to crash, to hang and to take all memory; each is a problem of
 """
 
 import os
+import queue
 import signal
-import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import msgspec
 
 from device.runtime.tensorrt.messages import explain, severity_of, split_builds, text_of
 from device.runtime.tensorrt.request import Answer, Times
-from device.start.child import guarded
+from device.start.child_process import ChildExit, ChildProcess
 from device.start.command import module_command
 
 _POLL_S = 0.2
@@ -75,27 +76,29 @@ class Watch:
 
 
 def run_child(task: Task, request: Path, log: Path, watch: Watch) -> Ended:
-    """Run a task on the request in a file, beside which its output is kept."""
-    begin_s = time.monotonic()
-    stdout, stderr = request.with_name("stdout"), request.with_name("stderr")
-    with (
-        stderr.open("wb") as errors,
-        stdout.open("wb") as output,
-        subprocess.Popen(
-            guarded(module_command(task.module, str(request))),
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        ) as child,
-    ):
-        ended = _watch(task, child, begin_s, watch)
-    if ended is None and child.returncode != 0:
-        # TensorRT crashes with another signal; one that ends in order has answered.
-        passing = child.returncode > 0 or child.returncode == -signal.SIGKILL
-        ended = Ended(problem=_death(task, child.returncode, stderr, log), passing=passing)
-    answer = _answer(task, stdout)
-    if answer:
-        return Ended(answer=answer, late="" if ended is None else ended.problem)
+    """Run a task on the request in a file."""
+    answers: deque[bytes] = deque(maxlen=1)
+
+    def on_line(line: bytes) -> None:
+        """Keep the last whole answer: TensorRT and the DLA's runtime write there, too."""
+        with suppress(msgspec.DecodeError):
+            if line.endswith(b"\n"):
+                msgspec.json.decode(line, type=task.answer)
+                answers.append(line[:-1])
+
+    ends = queue.SimpleQueue[ChildExit]()
+    child = ChildProcess(module_command(task.module, str(request)), on_line, ends.put)
+    try:
+        end = _watch(task, child.pid, ends, watch)
+    finally:
+        child.stop()
+    if isinstance(end, ChildExit):
+        ended = _after_exit(task, end, log)
+    else:
+        ended = end
+        ends.get()  # all that it said has been read
+    if answers:
+        return Ended(answer=answers[0], late="" if ended is None else ended.problem)
     return ended or Ended(problem=f"the {task.noun} gave no answer", passing=True)
 
 
@@ -109,50 +112,31 @@ def total_limit_problem(limits: Limits) -> str:
 
 
 def _watch(
-    task: Task, child: "subprocess.Popen[bytes]", begin_s: float, watch: Watch
-) -> Ended | None:
-    """Wait for the child; end it beyond a limit, and return that limit."""
-    limits = watch.limits
-    try:
-        while child.poll() is None:
-            now_s = time.monotonic()
-            watch.on_progress(now_s - begin_s)
-            if now_s - begin_s > limits.seconds:
-                problem = (
-                    f"the {task.noun} took longer than {limits.seconds:.0f} s; give more with "
-                    "`tandem-agent prepare --again --timeout-s`"
-                )
-                return Ended(problem=problem, limit_s=limits.seconds)
-            if watch.end_s is not None and now_s > watch.end_s:
-                return Ended(problem=total_limit_problem(limits), passing=True)
-            resident = _resident_bytes(child.pid)
-            if limits.memory_bytes is not None and resident > limits.memory_bytes:
-                problem = (
-                    f"the {task.noun} took {resident / 2**20:.0f} MiB of memory, the limit is "
-                    f"{limits.memory_bytes / 2**20:.0f}; give more with "
-                    "`tandem-agent prepare --again --max-memory-mb`"
-                )
-                return Ended(problem=problem, limit_bytes=limits.memory_bytes)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_POLL_S)
-        return None
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-
-
-def _answer(task: Task, stdout: Path) -> bytes:
-    """Return the answer in the output of a child, b"" if none is whole.
-
-    TensorRT and the DLA's runtime write there, too.
-    """
-    *lines, _ = stdout.read_bytes().split(b"\n")  # behind the last end of a line: no whole line
-    for line in reversed(lines):
-        with suppress(msgspec.DecodeError):
-            msgspec.json.decode(line, type=task.answer)
-            return line
-    return b""
+    task: Task, pid: int, ends: "queue.SimpleQueue[ChildExit]", watch: Watch
+) -> Ended | ChildExit:
+    """Wait for the child; return how it ended, or the limit that it is beyond."""
+    limits, begin_s = watch.limits, time.monotonic()
+    while True:
+        now_s = time.monotonic()
+        watch.on_progress(now_s - begin_s)
+        if now_s - begin_s > limits.seconds:
+            problem = (
+                f"the {task.noun} took longer than {limits.seconds:.0f} s; give more with "
+                "`tandem-agent prepare --again --timeout-s`"
+            )
+            return Ended(problem=problem, limit_s=limits.seconds)
+        if watch.end_s is not None and now_s > watch.end_s:
+            return Ended(problem=total_limit_problem(limits), passing=True)
+        resident = _resident_bytes(pid)
+        if limits.memory_bytes is not None and resident > limits.memory_bytes:
+            problem = (
+                f"the {task.noun} took {resident / 2**20:.0f} MiB of memory, the limit is "
+                f"{limits.memory_bytes / 2**20:.0f}; give more with "
+                "`tandem-agent prepare --again --max-memory-mb`"
+            )
+            return Ended(problem=problem, limit_bytes=limits.memory_bytes)
+        with suppress(queue.Empty):
+            return ends.get(timeout=_POLL_S)
 
 
 def _resident_bytes(pid: int) -> int:
@@ -164,15 +148,18 @@ def _resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _death(task: Task, status: int, errors: Path, log: Path) -> str:
-    """Why the child ended without an answer."""
+def _after_exit(task: Task, exit_: ChildExit, log: Path) -> Ended | None:
+    """Return why a child that ended by itself did so in disorder, None if it did not."""
+    if exit_.status == 0:
+        return None
+    if exit_.status > 0:
+        return Ended(problem=f"the {task.noun} failed: {exit_.reason}", passing=True)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    if status < 0:
-        name = signal.Signals(-status).name
-        last = f", after: {text_of(lines[-1])}" if lines else ""
-        reason = f"TensorRT crashed ({name}) while {task.doing}{last}"
-        first, again = split_builds(lines)
-        known = explain(line for line in again or first if severity_of(line) == "error")
-        return f"{reason}; {known}" if known else reason
-    text = errors.read_text(errors="replace").strip().splitlines()
-    return f"the {task.noun} failed: {text[-1] if text else f'exit status {status}'}"
+    last = f", after: {text_of(lines[-1])}" if lines else ""
+    name = signal.Signals(-exit_.status).name
+    reason = f"TensorRT crashed ({name}) while {task.doing}{last}"
+    first, again = split_builds(lines)
+    known = explain(line for line in again or first if severity_of(line) == "error")
+    # TensorRT crashes with another signal than this, which the kernel sends for want of memory.
+    passing = exit_.status == -signal.SIGKILL
+    return Ended(problem=f"{reason}; {known}" if known else reason, passing=passing)

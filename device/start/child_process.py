@@ -1,4 +1,4 @@
-"""A child of the agent with all that it starts: lines in and out, its limits, and how it ended.
+"""A child process with all that it starts: lines in and out, its limits, and how it ended.
 
 Start it from the main thread (see `device.start.guard`). What it says and that it ended are told in
 threads of their own. One whose own children may leave its session runs below a keeper
@@ -18,13 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
-import msgspec
-
-from device.agent.memory_watch import watch_memory
 from device.start.child import guarded
 from device.start.keeper import keeper_command
+from device.start.memory_watch import watch_memory
 
 MAX_LINE_BYTES = 64 * 1024  # of stderr, and of the pipeline's messages
 MAX_RESULT_BYTES = 16 * 1024**2  # of a line of stdout; a longer one comes in parts
@@ -241,57 +239,3 @@ def _write(pipe: IO[bytes], written: "queue.Queue[bytes | None]") -> None:
             pipe.flush()
     with contextlib.suppress(OSError):
         pipe.close()
-
-
-@dataclass(frozen=True, slots=True)
-class TaskEnded:
-    """The child of a command has ended. `result` None: without one, `problem` says how."""
-
-    id: str
-    result: dict[str, Any] | None
-    problem: str = ""
-
-
-def start_task(
-    command_id: str,
-    command: tuple[str, ...],
-    put: Callable[[TaskEnded], None],
-    *,
-    limit_s: float,
-    max_bytes: int,
-    memory_bytes: int = 0,
-    environment: Mapping[str, str] | None = None,
-) -> Callable[[], None]:
-    """Start a child; return what ends it. Start it from the main thread (`device.start.guard`).
-
-    `put` takes its end, from another thread. `memory_bytes` 0: it may hold anything.
-    """
-    output = bytearray()
-
-    def on_line(line: bytes) -> None:
-        if len(output) <= max_bytes:
-            output.extend(line)
-
-    def on_exit(exit_: ChildExit) -> None:
-        if exit_.cause:
-            put(TaskEnded(command_id, None, exit_.cause))
-            return
-        if len(output) > max_bytes:
-            put(TaskEnded(command_id, None, f"its result has more than {max_bytes} bytes"))
-            return
-        try:
-            result = msgspec.json.decode(output, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            put(TaskEnded(command_id, None, exit_.reason))
-        else:
-            put(TaskEnded(command_id, result))
-
-    limits = ChildLimits(
-        seconds=limit_s, too_long=f"it took longer than {limit_s:g} s", memory_bytes=memory_bytes,
-        too_much=lambda used: f"it held {used >> 20} MiB and may hold {memory_bytes >> 20} MiB",
-    )  # fmt: skip
-    try:
-        return ChildProcess(command, on_line, on_exit, limits=limits, environment=environment).end
-    except OSError as error:
-        put(TaskEnded(command_id, None, str(error.strerror)))
-        return lambda: None
