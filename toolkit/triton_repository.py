@@ -15,7 +15,7 @@ from pipelines.serving.model_config import CONFIG, Config, inside, read_config, 
 from pipelines.serving.repository import Source, scan
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
-from toolkit.export.triton import new_folder
+from toolkit.export.folder import new_folder
 from toolkit.importers.refusals import tensors_of
 
 

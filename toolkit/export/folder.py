@@ -10,7 +10,8 @@ The releases are those that the JetPacks of the engine's profile bring.
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,20 +72,15 @@ def export_trtexec(engine_path: Path, folder: Path, profile: Profile | None = No
     `profile`: that of the engine, where it is none of Tandem's. Raises BuildError: `folder` exists,
     or the engine fits no release of its profile. EngineError: it is no engine.
     """
-    if folder.exists():
-        raise BuildError(f"{folder} exists; give --output a folder that does not.")
-    with open_engine(engine_path) as engine:
-        if engine.manifest.uncalibrated:
-            raise BuildError(
-                f"{engine_path} holds dummy ranges, good for timing only, and an export cannot say "
-                "so; calibrate the model first."
-            )
-        network = network_of(engine)
-    network = _renamed(network)
-    releases = releases_of(profile or profile_of(network.profile))
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.mkdir(parents=True)
+    with new_folder(folder) as temporary:
+        with open_engine(engine_path) as engine:
+            if engine.manifest.uncalibrated:
+                raise BuildError(
+                    f"{engine_path} holds dummy ranges, good for timing only, and an export cannot "
+                    "say so; calibrate the model first."
+                )
+            network = _renamed(network_of(engine))
+        releases = releases_of(profile or profile_of(network.profile))
         eras = tuple(
             write(network, rows, temporary)
             for era, write in (("implicit", _write_implicit), ("explicit", _write_explicit))
@@ -96,12 +92,23 @@ def export_trtexec(engine_path: Path, folder: Path, profile: Profile | None = No
         (temporary / "export.json").write_bytes(
             msgspec.json.format(msgspec.json.encode(as_builtins(export)), indent=2) + b"\n"
         )
+    return export
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder that appears whole or not at all. Raises BuildError: it exists."""
+    if folder.exists():
+        raise BuildError(f"{folder} exists; give --output a folder that does not.")
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
         os.rename(temporary, folder)
     except OSError as error:
         raise BuildError(f"{folder} cannot be written: {error.strerror}.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return export
 
 
 def written(era: EraExport) -> tuple[Recipe, ...]:

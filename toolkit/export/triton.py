@@ -5,11 +5,6 @@ NAME/VERSION/          model.onnx for Triton's onnxruntime, or model.engine for 
 NAME/tensorrt/         models and trtexec scripts, of which a board with TensorRT makes model.plan
 """
 
-import os
-import secrets
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +13,7 @@ from device.errors import TandemError
 from pipelines.serving.instances import ports_of_engine
 from pipelines.serving.messages import message
 from pipelines.serving.model_config import CONFIG, complete, write_config
-from toolkit.errors import BuildError
-from toolkit.export.folder import export_trtexec, write_model
+from toolkit.export.folder import export_trtexec, new_folder, write_model
 from toolkit.export.joined_network import joined_model
 
 
@@ -56,19 +50,3 @@ def export_triton(engine_path: Path, repository: Path) -> ExportedModel:
         except TandemError as error:
             problem = str(error)
     return ExportedModel(repository / name, config.max_batch_size, problem)
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder that appears whole or not at all. Raises BuildError: it exists."""
-    if folder.exists():
-        raise BuildError(f"{folder} exists; give --output a folder that does not.")
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        os.rename(temporary, folder)
-    except OSError as error:
-        raise BuildError(f"{folder} cannot be written: {error.strerror}.") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
