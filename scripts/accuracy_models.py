@@ -233,8 +233,8 @@ def measure(
             fit = ranges.fit
             actual = [_run(fit.trial, fit.ranges, sample, fit.keep_float) for sample in unseen]
             judgement = judge(plain.parts, exact, actual, basis="held out")
-            kept = 0.0 if ranges.float_nodes is None else ranges.float_nodes.float_share
-            yield replace(_row(subject.name, method, judgement, cpu_s), kept=round(kept, 3))
+            float_share = 0.0 if ranges.float_nodes is None else ranges.float_nodes.float_share
+            yield replace(_row(subject.name, method, judgement, cpu_s), kept=round(float_share, 3))
 
 
 def measure_engines(
@@ -265,8 +265,8 @@ def measure_engines(
             with open_session(result.path) as session:
                 actual = [split_outputs(plain.parts, session.infer(sample)) for sample in judges]
             judgement = judge(plain.parts, exact, actual, basis="engine")
-            kept = None if result.calibration is None else result.calibration.float_nodes
-            share = 0.0 if kept is None else round(kept.float_share, 3)
+            floats = None if result.calibration is None else result.calibration.float_nodes
+            share = 0.0 if floats is None else round(floats.float_share, 3)
             yield replace(_row(title, method, judgement, cpu_s), kept=share)
 
 

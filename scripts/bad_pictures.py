@@ -219,7 +219,7 @@ class Outcome:
     """What one kind did: `problems` is empty if the board did not mind."""
 
     kind: str
-    said: str
+    answer: str
     back_s: float
     growth_mb: float
     problems: tuple[str, ...]
@@ -366,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     else:
         for one in outcomes:
-            print(f"{one.kind:35} {one.back_s:6.2f} s {one.growth_mb:6.1f} MB  {one.said[:90]}")
+            print(f"{one.kind:35} {one.back_s:6.2f} s {one.growth_mb:6.1f} MB  {one.answer[:90]}")
             for problem in one.problems:
                 print(f"    {problem}")
         print(f"{len(outcomes)} kinds, {len(failed)} that the board minded")

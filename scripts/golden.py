@@ -67,8 +67,8 @@ def main() -> None:
     """Write every text."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     FOLDER.mkdir(exist_ok=True)
-    for left in set(FOLDER.glob("plan_*.txt")) - {golden.path for golden in GOLDENS}:
-        left.unlink()
+    for old in set(FOLDER.glob("plan_*.txt")) - {golden.path for golden in GOLDENS}:
+        old.unlink()
     for golden in GOLDENS:
         golden.path.write_text(render_plan(golden.plan()))
         print(golden.path.name)

@@ -121,7 +121,7 @@ class Workers(AbstractContextManager["Workers"]):
         missing, running = dict(tasks), dict[Future[bytes], K]()
         expected = versions(packages)
         need = MIN_FREE_BYTES + COPIES_OF_MODEL * model_bytes
-        said = set[str]()
+        logged = set[str]()
         refused = set[K]()  # these wait: who refuses at once would take the tasks of all others
         lost, longest, last = 0, 0.0, time.monotonic()
 
@@ -153,9 +153,9 @@ class Workers(AbstractContextManager["Workers"]):
                     lost, longest, last = 0, max(longest, now - last), now
                     yield key, answer.result
                 if problem:
-                    if problem not in said:
+                    if problem not in logged:
                         LOG.warning("%s; what it had is run again", problem)
-                    said.add(problem)
+                    logged.add(problem)
                     lost += not running  # then all that was given out is lost
                     _end_lost(problem, lost)
                 if not (done and running):

@@ -133,9 +133,9 @@ def test_a_core_gets_16_loadables_and_the_rest_says_why(count):
 def test_models_share_the_loadables_of_a_core():
     shared = shared_of(islands(10), islands(9))
     assert sum(len(on_dla(plan)) for plan in shared.plans) == 16
-    left = [reason for plan in shared.plans for reason in reasons(plan)]
-    assert len(left) == 4 * 3
-    assert all("(G6)" in reason for reason in left)
+    refusals = [reason for plan in shared.plans for reason in reasons(plan)]
+    assert len(refusals) == 4 * 3
+    assert all("(G6)" in reason for reason in refusals)
 
 
 def check_pieces(plan: Plan, weight: int, tensor: int) -> None:
@@ -150,12 +150,12 @@ def check_pieces(plan: Plan, weight: int, tensor: int) -> None:
 
 
 # 8192 channels, the most a convolution on the DLA may have: 64 MiB of weights each in INT8.
-@pytest.mark.parametrize(("convs", "left"), [(7, 0), (8, 1), (11, 1), (15, 1), (16, 2)])
-def test_weights_of_512_mib_are_parted_by_a_node_on_the_gpu(convs, left):
+@pytest.mark.parametrize(("convs", "on_gpu"), [(7, 0), (8, 1), (11, 1), (15, 1), (16, 2)])
+def test_weights_of_512_mib_are_parted_by_a_node_on_the_gpu(convs, on_gpu):
     plan = plan_of(chain(["Conv"] * convs, 8192, 4, 4))
     check_pieces(plan, 64 * MIB, 8192 * 4 * 4)
-    assert sum(map(len, on_dla(plan))) == convs - left
-    assert len(reasons(plan)) == left
+    assert sum(map(len, on_dla(plan))) == convs - on_gpu
+    assert len(reasons(plan)) == on_gpu
     assert all(f"below {512 * MIB} (G9)" in reason for reason in reasons(plan))
 
 
@@ -163,13 +163,13 @@ def test_weights_of_512_mib_are_parted_by_a_node_on_the_gpu(convs, left):
 @pytest.mark.parametrize(
     ("board", "precision", "width", "size"), [(ORIN, "int8", 512, 1), (XAVIER, "fp16", 256, 2)]
 )
-@pytest.mark.parametrize(("convs", "left"), [(4, 0), (5, 1), (9, 1), (10, 2)])
+@pytest.mark.parametrize(("convs", "on_gpu"), [(4, 0), (5, 1), (9, 1), (10, 2)])
 def test_intermediates_of_1_gib_are_parted_by_a_node_on_the_gpu(
-    board, precision, width, size, convs, left
+    board, precision, width, size, convs, on_gpu
 ):
     model = chain(["Conv"] * convs, 64, 8192, width, kernel=3)
     plan = plan_of(model, profile=board, precision=precision, tensorrt="8.5.2")
     check_pieces(plan, 64 * 64 * 9 * size, 64 * 8192 * width * size)
-    assert sum(map(len, on_dla(plan))) == convs - left
-    assert len(reasons(plan)) == left
+    assert sum(map(len, on_dla(plan))) == convs - on_gpu
+    assert len(reasons(plan)) == on_gpu
     assert all(f"below {1024 * MIB} (G8)" in reason for reason in reasons(plan))

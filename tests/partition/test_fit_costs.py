@@ -94,12 +94,12 @@ def timed(rows, given, spread=0.0):
 
 def test_every_published_row_is_used_or_left_out_once_with_a_reason():
     for path in (FIGURES, CHECKS):
-        cases, left = read_rows(path)
+        cases, unused = read_rows(path)
         with path.open(newline="") as file:
             count = len(list(csv.DictReader(file)))
-        lines = [c.line for c in cases] + [row.line for row in left]
+        lines = [c.line for c in cases] + [row.line for row in unused]
         assert sorted(lines) == list(range(2, count + 2))
-        assert all(row.reason for row in left)
+        assert all(row.reason for row in unused)
 
 
 def test_most_rows_of_time_with_a_known_network_are_used():

@@ -166,8 +166,8 @@ def test_inputs_and_outputs_of_the_graph_are_no_crossings():
     assert {"x", "y"}.isdisjoint(crossing.tensor for crossing in plan.crossings)
 
 
-@pytest.mark.parametrize(("kept", "other"), [("greater", "cast"), ("cast", "greater")])
-def test_a_comparison_and_its_cast_stay_together_when_one_is_kept_on_the_gpu(kept, other):
+@pytest.mark.parametrize(("forced_node", "other"), [("greater", "cast"), ("cast", "greater")])
+def test_a_comparison_and_its_cast_stay_together_when_one_is_kept_on_the_gpu(forced_node, other):
     weights = {"h": constant(1, 64, 56, 56)} | {f"w{i}": constant(64, 64, 3, 3) for i in range(5)}
     names = ["x", *(f"c{index}" for index in range(5))]
     nodes = [
@@ -180,9 +180,9 @@ def test_a_comparison_and_its_cast_stay_together_when_one_is_kept_on_the_gpu(kep
         helper.make_node("Mul", ["mask", "c4"], ["y"], name="mul"),
     ]
     model = graph_of(nodes, {"x": (1, 64, 56, 56)}, ["y"], weights)
-    for gpu in ((), (kept,)):
+    for gpu in ((), (forced_node,)):
         forced = Forced(("all",), gpu)
         rows = {row.node: row for row in plan_of(model, tensorrt="10.3", forced=forced).placements}
-        places = {rows[name].processor for name in (kept, other)}
+        places = {rows[name].processor for name in (forced_node, other)}
         assert places == ({"gpu"} if gpu else {"dla0"})
-    assert (rows[kept].rule, rows[other].rule) == ("F1", "compare.pair")
+    assert (rows[forced_node].rule, rows[other].rule) == ("F1", "compare.pair")

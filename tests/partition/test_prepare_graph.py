@@ -47,14 +47,15 @@ def test_a_rewritten_graph_never_plans_worse_than_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("profile", "kept"), [("agx-orin-64gb", (True, False, False)), ("orin-nx-8gb", (True,) * 2)]
+    ("profile", "rewritten"),
+    [("agx-orin-64gb", (True, False, False)), ("orin-nx-8gb", (True,) * 2)],
 )
 def test_rewrites_gain_what_the_plan_asks_of_moves(
-    profile: str, kept: tuple[bool, ...], rng: np.random.Generator
+    profile: str, rewritten: tuple[bool, ...], rng: np.random.Generator
 ) -> None:
     graph = to_ir(gated_blocks(rng, 4, 64, 75).proto())
     board = load_profile(profile)
-    for min_gain, applied in zip((0.0, None, 1.0), kept, strict=False):
+    for min_gain, applied in zip((0.0, None, 1.0), rewritten, strict=False):
         prepared = prepare_graph(graph, board, PlanOptions(min_gain=min_gain))
         assert bool(prepared.applied) == applied
 

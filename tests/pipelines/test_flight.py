@@ -115,7 +115,7 @@ def config_of(*cameras: str) -> PipelineConfig:
     )
 
 
-class Seen:
+class RecordingSink:
     """A sink that keeps what it is given."""
 
     def __init__(self, write: Callable[[FrameResult], None] = lambda result: None) -> None:
@@ -127,7 +127,7 @@ class Seen:
         self._write(result)
         self.results.append(result)
 
-    def __enter__(self) -> "Seen":
+    def __enter__(self) -> "RecordingSink":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,7 +135,7 @@ class Seen:
 
 
 def run(
-    sources: Sequence[Stills], runner: BatchRunner, sink: Seen | None = None
+    sources: Sequence[Stills], runner: BatchRunner, sink: RecordingSink | None = None
 ) -> list[FrameResult]:
     sinks = () if sink is None else (sink,)
     try:
@@ -153,7 +153,7 @@ def test_slow_sinks_are_no_part_of_the_time_of_an_engine() -> None:
     queue = InFlightQueue(runner, Waiting(threading.Event()))
     try:
         queue.start([frame])
-        list(queue.finish([Seen(lambda result: time.sleep(0.3))]))
+        list(queue.finish([RecordingSink(lambda result: time.sleep(0.3))]))
     finally:
         runner.close()
     assert queue._costs.engines[1].value_s > 0.1
@@ -204,7 +204,7 @@ def test_the_next_input_is_made_and_the_last_result_given_while_the_engine_works
 
     runner = BatchRunner(config_of(), Model(Watched(begin), LABELS, ""))
     stills = Stills(count, look=lambda seq: looked[seq].set())
-    results = run([stills], runner, Seen(write))
+    results = run([stills], runner, RecordingSink(write))
     assert_whole(results, {"": count})
     assert together == {"input": count - 1 - warm_up, "result": count - 1 - warm_up}
 
@@ -399,7 +399,7 @@ def test_an_engine_that_fails_ends_the_run_after_the_results_of_before() -> None
             raise SessionError("segment gpu.0 failed: the driver says so")
 
     runner = BatchRunner(config_of(), Model(Watched(begin), LABELS, ""))
-    sink = Seen()
+    sink = RecordingSink()
     with pytest.raises(SessionError, match=r"segment gpu\.0 failed"):
         run([Stills(20)], runner, sink)
     assert_whole(sink.results, {"": 7})
@@ -408,7 +408,7 @@ def test_an_engine_that_fails_ends_the_run_after_the_results_of_before() -> None
 
 def test_frames_before_a_source_that_fails_have_their_results() -> None:
     runner = BatchRunner(config_of(), Model(ColourDetector(0.01), LABELS, ""))
-    sink = Seen()
+    sink = RecordingSink()
     with pytest.raises(SourceError, match="unplugged"):
         run([Stills(9, fault=SourceError("unplugged"))], runner, sink)
     assert_whole(sink.results, {"": 9})

@@ -221,13 +221,13 @@ def test_a_frame_without_objects_is_a_frame():
 
 
 @pytest.mark.parametrize(
-    ("objects", "kept", "mota", "idf1"), [(20, 1.0, 0.94, 0.94), (20, 1 / 3, 0.90, 0.84)]
+    ("objects", "share", "mota", "idf1"), [(20, 1.0, 0.94, 0.94), (20, 1 / 3, 0.90, 0.84)]
 )
-def test_scenes_score_as_high_as_they_did(objects, kept, mota, idf1):
+def test_scenes_score_as_high_as_they_did(objects, share, mota, idf1):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # motmetrics speaks to an older pandas
         from scripts.bench_tracker import measure, ours
 
-        score = measure("tandem", ours, objects, 150, kept)
+        score = measure("tandem", ours, objects, 150, share)
     assert score.mota >= mota
     assert score.idf1 >= idf1

@@ -283,11 +283,11 @@ def test_nodes_are_kept_also_where_all_in_int8_give_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most_added", "most_float", "kept", "met"),
+    ("most_added", "most_float", "floats", "met"),
     [(0.5, 1.0, 5, True), (0.499, 1.0, 6, True), (1.0, 1.0, 0, True), (0.5, 0.3, 3, False)],
 )
 def test_a_metric_that_fits_by_luck_ends_no_search(
-    most_added: float, most_float: float, kept: int, met: bool
+    most_added: float, most_float: float, floats: int, met: bool
 ) -> None:
     """The metric finds no loss at all; the errors of single nodes, added, do."""
     result = least_loss(
@@ -300,8 +300,8 @@ def test_a_metric_that_fits_by_luck_ends_no_search(
         most_added=most_added,
         most_float=most_float,
     )
-    assert (len(result.keep_float), result.met) == (kept, met)
-    assert result.added == pytest.approx(0.1 * (10 - kept))
+    assert (len(result.keep_float), result.met) == (floats, met)
+    assert result.added == pytest.approx(0.1 * (10 - floats))
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])

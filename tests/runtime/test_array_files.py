@@ -149,12 +149,12 @@ GOOD = npz({"a": np.arange(40.0), "b": np.zeros((3, 3), np.int8)}, zipfile.ZIP_D
     at=st.integers(0, len(GOOD) - 1),
     piece=st.binary(max_size=6),
     cut=st.integers(0, len(GOOD)),
-    kept=st.booleans(),
+    whole=st.booleans(),
 )
-def test_a_damaged_archive_is_read_or_refused(at: int, piece: bytes, cut: int, kept: bool) -> None:
+def test_a_damaged_archive_is_read_or_refused(at: int, piece: bytes, cut: int, whole: bool) -> None:
     data = GOOD[:at] + piece + GOOD[at + len(piece) :]
     try:
-        arrays = read_npz(io.BytesIO(data if kept else data[:cut]), LIMIT)
+        arrays = read_npz(io.BytesIO(data if whole else data[:cut]), LIMIT)
     except ArrayFileError:
         return
     assert sum(array.nbytes for array in arrays.values()) <= LIMIT

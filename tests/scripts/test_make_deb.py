@@ -174,8 +174,8 @@ def test_a_root_of_another_release_is_made_once_and_no_folder_is_taken(tmp_path:
         return done.returncode
 
     assert [run(root), run(root), run(mine)] == [9, 9, 1]
-    (asked,) = (tmp_path / "log").read_text().splitlines()
-    assert asked.endswith(f"--components=main,universe jammy {root} mirror:/")
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.endswith(f"--components=main,universe jammy {root} mirror:/")
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
 
 

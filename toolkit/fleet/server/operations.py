@@ -142,8 +142,8 @@ def _targets(database: Database, spec: v.RolloutSpec) -> list[Target]:
     if spec.agent is not None:  # what its boards must have is in their documents alone
         rows = (row.target(ear) for row in stream(database, EVERY, ear))
         return [target for target in rows if target is not None]
-    asked = itertools.chain(spec.requires, *spec.queries.values())
-    targets = load_targets(database, ear, {row.name for row in asked}, need_mb(release))
+    requirements = itertools.chain(spec.requires, *spec.queries.values())
+    targets = load_targets(database, ear, {row.name for row in requirements}, need_mb(release))
     full = [target.device for target in targets if is_full(target, release)]
     having, bundles = having_bundle(database, full, release.blob.sha256), (release.blob.sha256,)
     replace = msgspec.structs.replace
