@@ -8,11 +8,11 @@ from typing import Protocol
 from device.runtime.executors.emulated import EmulatedExecutor
 from device.runtime.session import Dla
 from toolkit.errors import BuildError, CompareError
-from toolkit.evaluate.compare.traces import SegmentTrace, tensor_of
 from toolkit.evaluate.infer.engine_runner import EngineRunner
 from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 from toolkit.evaluate.infer.runner import Array, Arrays, Input, Kind, Precision, kind_of
 from toolkit.evaluate.infer.saved import load_samples
+from toolkit.evaluate.infer.traces import SegmentTrace, tensor_of
 from toolkit.importers.onnx import read_model_file
 from toolkit.plugins import Plugin
 

@@ -24,7 +24,7 @@ from toolkit.evaluate.compare.causes import SHARED_SCALE
 from toolkit.evaluate.compare.gap import Gap, GapTally, Stages
 from toolkit.evaluate.compare.gpu import GpuNetwork
 from toolkit.evaluate.compare.measures import UNHEARD_DB, Error, ErrorTally, Worst
-from toolkit.evaluate.compare.traces import (
+from toolkit.evaluate.infer.traces import (
     Arrays,
     Emulations,
     Layer,

@@ -14,7 +14,7 @@ from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.causes import quantized
 from toolkit.evaluate.compare.measures import Worst
-from toolkit.evaluate.compare.traces import Arrays, Emulations, SegmentTrace, tensor_of
+from toolkit.evaluate.infer.traces import Arrays, Emulations, SegmentTrace, tensor_of
 from toolkit.graph.max_memory import max_memory_bytes
 
 Array = NDArray[Any]
