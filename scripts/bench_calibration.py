@@ -248,8 +248,8 @@ def tandem(model: Path, method: str, count: int) -> float:
     from calibration.threshold import amax_by_method
     from toolkit.graph.passes import run_passes
     from toolkit.importers.onnx import import_model
+    from toolkit.quantize.observe import observe_graph
     from toolkit.quantize.quantize import calibrated_tensors
-    from toolkit.quantize.ranges.observe import observe_graph
 
     start = time.perf_counter()
     graph, _ = run_passes(import_model(model).model)

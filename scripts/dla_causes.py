@@ -36,8 +36,8 @@ from device.dla_emulator.translate import translate
 from scripts.dla_causes_subjects import SUBJECTS, Arrays, Subject, open_subject
 from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 from toolkit.graph.subgraph import cut_model
+from toolkit.quantize.observe import observe_graph
 from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
-from toolkit.quantize.ranges.observe import observe_graph
 from toolkit.quantize.scales.rules import SCALE_RULES, unify_scales
 
 Array = NDArray[Any]

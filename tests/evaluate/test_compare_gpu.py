@@ -45,9 +45,9 @@ from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.loss.parts import OutputPart, output_parts
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.ranges.table_file import read_ranges
 
 MODEL = configs.ROOT / "models" / "robot-objects.onnx"

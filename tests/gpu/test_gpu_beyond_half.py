@@ -21,8 +21,8 @@ from toolkit.gpu.beyond_half import LARGEST_HALF, beyond_half
 from toolkit.gpu.lower import lower_segment
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.quantize.loss.rounded import HalfModel
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import calibrated_tensors
-from toolkit.quantize.ranges.observe import ActivationRunner
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -16,7 +16,7 @@ from toolkit.quantize.corrections.adjust import adjust, adjusted_for, short_chan
 from toolkit.quantize.corrections.bias import find_bias_layers
 from toolkit.quantize.corrections.channel_links import find_links
 from toolkit.quantize.corrections.equalise import channel_ranges, equalise, link_tensors
-from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.observe import ActivationRunner
 
 Rows = dict[str, tuple[float, ...]]
 

@@ -195,7 +195,7 @@ def network(tmp_path: Path, rng: np.random.Generator) -> tuple[TrialModel, ir.Mo
 
 
 def search(trial: TrialModel, model: ir.Model, rng: np.random.Generator) -> AutoResult:
-    from toolkit.quantize.ranges.observe import ActivationRunner
+    from toolkit.quantize.observe import ActivationRunner
 
     samples = [
         {"x": (rng.standard_t(2, size=(1, 3, 32, 32))).astype(np.float32)} for _ in range(16)

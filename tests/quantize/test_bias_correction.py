@@ -17,8 +17,8 @@ from onnx_ir.passes import common as ir_passes
 from toolkit.errors import BuildError
 from toolkit.quantize.corrections.bias import Run, channel_means, correct_biases, find_bias_layers
 from toolkit.quantize.corrections.effect import Effect, worst_of
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import calibrated_tensors, quantize
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.weights import constant_of
 
 Samples = Sequence[Mapping[str, np.ndarray]]

@@ -15,7 +15,7 @@ from calibration.budget import Budget, BudgetResult, largest_int8_share, parse_b
 from calibration.errors import CalibrationError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.trials.metrics import METRICS, Material, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
 

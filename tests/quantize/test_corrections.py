@@ -35,17 +35,16 @@ from toolkit.quantize.corrections.channel_links import unlinked_depthwise
 from toolkit.quantize.corrections.corrections import (
     CHANCE,
     Switch,
-    final_fit,
     try_bias_correction,
     try_equalisation,
 )
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import calibrated_tensors
-from toolkit.quantize.ranges.fit import Fit, fit
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.ranges.report_html import ranges_html
 from toolkit.quantize.ranges.report_text import correction_text, ranges_builtins, ranges_text
 from toolkit.quantize.scales.rules import unify_scales
+from toolkit.quantize.trials.fit import Fit, final_fit, fit
 from toolkit.quantize.trials.trial import TrialModel
 
 Samples = list[dict[str, np.ndarray]]

@@ -16,8 +16,8 @@ from onnx_ir.passes import common as ir_passes
 
 from toolkit.quantize.corrections.channel_links import find_links
 from toolkit.quantize.corrections.equalise import Balance, channel_ranges, equalise, link_tensors
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import calibrated_tensors, quantize
-from toolkit.quantize.ranges.observe import ActivationRunner
 
 BALANCES: tuple[Balance, ...] = ("weights", "activations")
 

@@ -21,7 +21,7 @@ from toolkit.graph.passes import run_passes
 from toolkit.quantize.int4.model import quantize_int4
 from toolkit.quantize.int4.rounding import round_to_nearest
 from toolkit.quantize.loss.metrics import SQNR
-from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.observe import ActivationRunner
 
 SIZE = 256
 

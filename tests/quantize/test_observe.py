@@ -18,8 +18,8 @@ from calibration.observer import FINE_BINS, MAX_PER_COUNT, numpy_counts, observe
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.quantize.observe import ActivationRunner, observe_graph, opencv_counts
 from toolkit.quantize.quantize import calibrated_tensors
-from toolkit.quantize.ranges.observe import ActivationRunner, observe_graph, opencv_counts
 
 
 def test_activations_are_those_of_the_reference(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -26,6 +26,7 @@ from pipelines.config import load_model
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.importers.onnx import ModelBytes
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.qdq.export import FORMS, PORTABLE, TARGETS, export_form
 from toolkit.quantize.quantize import (
     calibrated_tensors,
@@ -34,7 +35,6 @@ from toolkit.quantize.quantize import (
     with_operands,
 )
 from toolkit.quantize.ranges.data import input_specs, open_data
-from toolkit.quantize.ranges.observe import ActivationRunner
 
 DETECTOR = configs.ROOT / "models" / "robot-objects.onnx"
 

@@ -18,10 +18,10 @@ from device.runtime.session import open_session
 from pipelines.sources.files import read_image
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.qdq.check import RULES, check_qdq
 from toolkit.quantize.qdq.export import TARGETS, export_qdq
 from toolkit.quantize.quantize import calibrated_tensors
-from toolkit.quantize.ranges.observe import ActivationRunner
 
 BOTH = sorted(TARGETS)
 CONFIGS = Path(__file__).parents[2] / "configs"

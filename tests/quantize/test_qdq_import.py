@@ -18,10 +18,10 @@ from qdq_fixtures import by_onnxruntime, steps_apart
 from device.runtime.exact_products import exact_session
 from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.qdq.export import TARGETS, export_qdq
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
-from toolkit.quantize.ranges.observe import ActivationRunner
 
 
 def run(model: ir.Model | onnx.ModelProto, x: np.ndarray) -> np.ndarray:

@@ -15,8 +15,8 @@ from qdq_fixtures import run_onnx
 
 from toolkit.errors import BuildError
 from toolkit.graph.extract import extract_segments, serialize_segment
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import calibrated_tensors, quantize, rectified_operands
-from toolkit.quantize.ranges.observe import ActivationRunner
 
 
 def observed_amax(model: ir.Model, x: np.ndarray) -> dict[str, float]:

@@ -31,11 +31,11 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.plan import PlanOptions
-from toolkit.quantize.ranges.fit import AUTO_METHODS
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.ranges.report_html import ranges_html
 from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
+from toolkit.quantize.trials.fit import AUTO_METHODS
 
 
 def samples(rng: np.random.Generator, count: int) -> list[dict[str, np.ndarray]]:
@@ -74,8 +74,8 @@ def test_one_method_makes_one_runner_and_no_range_that_nothing_is_judged_with(
             fitted.append(histograms["x"].elements)
         return threshold.amax_by_method(histograms, methods)
 
-    monkeypatch.setattr("toolkit.quantize.ranges.observe.ActivationRunner", Runner)
-    monkeypatch.setattr("toolkit.quantize.ranges.fit.amax_by_method", amax_by_method)
+    monkeypatch.setattr("toolkit.quantize.observe.ActivationRunner", Runner)
+    monkeypatch.setattr("toolkit.quantize.trials.fit.amax_by_method", amax_by_method)
     data = samples(rng, 16)
     measure(small_convnet(tmp_path / "m.onnx", rng), data, RangeOptions("entropy"))
     assert len(runners) == 1

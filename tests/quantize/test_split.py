@@ -10,10 +10,10 @@ from calibration.calibrate import Observation, observe_tensors
 from calibration.dataset import memory_dataset
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
-from toolkit.quantize.ranges.fit import Halves, fit, merge_observations
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.ranges.split import MAX_REPORTED, MAX_VALIDATION, MIN_SAMPLES, Split
+from toolkit.quantize.trials.fit import Halves, fit, merge_observations
 from toolkit.quantize.trials.trial import TrialModel
 
 

@@ -18,9 +18,9 @@ from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.qdq.export import export_qdq
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.ranges.table_file import (
     CACHE,
     QDQ,

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 import configs
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import calibrated_tensors, quantize
 from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.trials.trial import TrialModel
 
 Feeds = dict[str, np.ndarray]

@@ -27,6 +27,7 @@ from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
 from toolkit.quantize.int4.model import quantize_int4
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import (
     RangeOptions,
@@ -35,7 +36,6 @@ from toolkit.quantize.ranges.measure import (
     measure_ranges,
     with_model,
 )
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.ranges.steps import samples_of
 from toolkit.quantize.ranges.table_file import (
     fit_table,

@@ -1,6 +1,7 @@
 """INT8 quantization of a graph: ranges from data, corrections of weights, Q/DQ along a plan.
 
 quantize      ranges + placement -> Q/DQ graph; which operators are quantized
+observe       runs a graph with every activation as an output
 weights       weights and biases -> integers
 int4/         weights of large products -> 4 bits in blocks, beside FP16
 gpu_operands  which operands the GPU reads in INT8

@@ -33,7 +33,7 @@ from toolkit.evaluate.infer.traces import (
 )
 from toolkit.export.joined_network import network_of
 from toolkit.quantize.loss.parts import OutputPart, output_parts
-from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.observe import ActivationRunner
 
 Array = NDArray[Any]
 NO_GPU = (

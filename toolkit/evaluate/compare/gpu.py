@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from calibration.table import scale_of
 from toolkit.export.joined_network import Network
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import quantize
-from toolkit.quantize.ranges.observe import ActivationRunner
 from toolkit.quantize.scales.rules import unify_scales
 
 Array = NDArray[Any]

@@ -24,10 +24,9 @@ from toolkit.quantize.corrections.channel_links import unlinked_depthwise
 from toolkit.quantize.corrections.effect import MIN_GAIN, Effect, effects_between, worst_of
 from toolkit.quantize.corrections.equalise import channel_ranges, equalise, link_tensors
 from toolkit.quantize.corrections.rounding import Int8, apply_steps, round_weights, weights_of
+from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import with_operands
-from toolkit.quantize.ranges.fit import Fit, trial_ranges
-from toolkit.quantize.ranges.observe import ActivationRunner
-from toolkit.quantize.trials.metrics import OutputNoise
+from toolkit.quantize.trials.fit import FinalFit, Fit, trial_ranges
 from toolkit.quantize.trials.trial import TrialModel
 
 Switch = Literal["auto", "on", "off"]
@@ -196,31 +195,6 @@ def with_rounded(fitted: Fit, rounded: Mapping[str, str]) -> Fit:
     graph = apply_steps(fitted.graph, rounded)
     trial = TrialModel(graph, operands=fitted.trial.operands)
     return replace(fitted, graph=graph, trial=trial, noise=fitted.noise.of_model(trial))
-
-
-@dataclass(frozen=True)
-class FinalFit:
-    """The result of calibration: graph, ranges of quantized tensors, nodes kept in float, and SQNR.
-
-    `changes`: node -> values added to its bias. `sqnr_db`: by output, on the samples of `noise`.
-    """
-
-    graph: ir.Model
-    trial: TrialModel
-    ranges: Mapping[str, float]
-    keep_float: frozenset[str]
-    noise: OutputNoise
-    sqnr_db: Mapping[str, float]
-    changes: Rows = field(default_factory=dict)
-
-
-def final_fit(fit: Fit, keep_float: frozenset[str]) -> FinalFit:
-    """A fit with some nodes in floating point."""
-    ranges = trial_ranges(fit.trial, fit.amax)
-    figures = fit.sqnr_db
-    if keep_float:
-        figures = fit.noise.sqnr_db(ranges, keep_float, fit.judges)
-    return FinalFit(fit.graph, fit.trial, ranges, keep_float, fit.noise, figures)
 
 
 def try_bias_correction(

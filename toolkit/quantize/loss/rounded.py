@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.observe import ActivationRunner
 
 Array = NDArray[np.generic]
 

@@ -5,8 +5,6 @@ options      what may be asked of it
 steps        observe, fit, equalise, choose, keep, correct, judge
 data         images, arrays, videos or iterables -> samples of the model inputs
 split        samples that measure ranges and samples that judge them
-observe      runs the graph with every activation as an output
-fit          histograms -> ranges, and INT8 error at the outputs
 table_file   reads tables, TensorRT caches and Q/DQ models; fits them to a graph
 half         values that FP16 does not hold
 kept_text    the nodes kept in floating point, as text and JSON

@@ -25,7 +25,7 @@ from onnx_ir.passes import common as ir_passes
 
 from calibration.arrays import Sample
 from toolkit.errors import BuildError
-from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.observe import ActivationRunner
 
 SAMPLES = 16  # more change the statistics of a few million pixels by less than a percent
 _SMALLEST = 1e-5  # deviations below it are of channels that were dead in training

@@ -1,7 +1,7 @@
 """Data -> calibration table: by one method, by trials of several, within an accuracy budget.
 
 1 observe   every activation, in two halves     calibration.calibrate
-2 fit       histograms -> amax, by each method  toolkit.quantize.ranges.fit
+2 fit       histograms -> amax, by each method  toolkit.quantize.trials.fit
 3 equalise  rescaled weights, observed again    toolkit.quantize.corrections (optional)
 4 choose    `auto`: trials tensor by tensor     calibration.auto (optional)
 5 round     weights for the sums they enter     toolkit.quantize.corrections (optional)
@@ -35,14 +35,13 @@ from calibration.table import Adjustments, CalibrationTable, format_of
 from calibration.threshold import method_named
 from device.engine.preprocessing import Preprocessing
 from toolkit.progress import Progress
-from toolkit.quantize.corrections.corrections import CorrectionOutcome, FinalFit
+from toolkit.quantize.corrections.corrections import CorrectionOutcome
 from toolkit.quantize.loss.judge import Judgement, loss_text
+from toolkit.quantize.observe import shared_runner
 from toolkit.quantize.preprocess.decide import Decision
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.first_layer import remark
-from toolkit.quantize.ranges.fit import Fit, Outputs
-from toolkit.quantize.ranges.observe import shared_runner
 from toolkit.quantize.ranges.options import AUTO, RangeOptions, with_model
 from toolkit.quantize.ranges.steps import (
     NOT_DIVISIBLE,
@@ -58,6 +57,7 @@ from toolkit.quantize.ranges.steps import (
     refuse_resume,
     refuse_unknown,
 )
+from toolkit.quantize.trials.fit import FinalFit, Fit, Outputs
 from toolkit.quantize.trials.keep import FloatNodes
 
 __all__ = [

@@ -38,8 +38,8 @@ from device.errors import TandemError
 from pipelines.config import PreprocessConfig
 from toolkit.cache import CALIBRATING, cache_folder, code_version, key_of, read_entry, write_entry
 from toolkit.errors import about
+from toolkit.quantize.observe import THREADS, ActivationRunner, opencv_counts, usable_cores
 from toolkit.quantize.ranges.data import input_specs, open_data
-from toolkit.quantize.ranges.observe import THREADS, ActivationRunner, opencv_counts, usable_cores
 from toolkit.quantize.ranges.split import Head
 from toolkit.quantize.trials.metrics import int8_macs
 from toolkit.workers import RefusedError, Workers

@@ -25,11 +25,9 @@ from toolkit.quantize.corrections.corrections import (
     CORRECTION_SAMPLES,
     EQUALISATION,
     CorrectionOutcome,
-    FinalFit,
     Rows,
     Switch,
     corrected_graph,
-    final_fit,
     try_bias_correction,
     try_equalisation,
     try_rounding,
@@ -37,23 +35,10 @@ from toolkit.quantize.corrections.corrections import (
 )
 from toolkit.quantize.gpu_operands import operands_on_gpu
 from toolkit.quantize.loss.judge import Judgement, judge
+from toolkit.quantize.observe import observe_run, shared_runner
 from toolkit.quantize.preprocess.decide import Decision
 from toolkit.quantize.quantize import calibrated_tensors
 from toolkit.quantize.ranges.data import Source, input_specs, open_data, preprocessing_of
-from toolkit.quantize.ranges.fit import (
-    AUTO_METHODS,
-    Fit,
-    Halves,
-    Outputs,
-    fit,
-    loses_no_more,
-    merge_observations,
-    search_ranges,
-    spent_shares,
-    trial_ranges,
-    widest_fit,
-)
-from toolkit.quantize.ranges.observe import observe_run, shared_runner
 from toolkit.quantize.ranges.options import AUTO, RangeOptions
 from toolkit.quantize.ranges.shards import (
     ShardedPass,
@@ -67,6 +52,21 @@ from toolkit.quantize.ranges.shards import (
 from toolkit.quantize.ranges.split import MAX_VALIDATION, MIN_SAMPLES, Split
 from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_budget
 from toolkit.quantize.trials.effort import affordable_samples
+from toolkit.quantize.trials.fit import (
+    AUTO_METHODS,
+    FinalFit,
+    Fit,
+    Halves,
+    Outputs,
+    final_fit,
+    fit,
+    loses_no_more,
+    merge_observations,
+    search_ranges,
+    spent_shares,
+    trial_ranges,
+    widest_fit,
+)
 from toolkit.quantize.trials.keep import FloatNodes, keep_best
 
 WORSE = "minmax without it loses less at the outputs"

@@ -8,8 +8,7 @@ from calibration.budget import Budget, BudgetResult, largest_int8_share
 from calibration.errors import CalibrationError
 from device.choices import list_choices
 from pipelines.config import ModelConfig
-from toolkit.quantize.corrections.corrections import FinalFit
-from toolkit.quantize.ranges.fit import Fit, trial_ranges
+from toolkit.quantize.trials.fit import FinalFit, Fit, trial_ranges
 from toolkit.quantize.trials.metrics import METRICS, Material, int8_macs
 
 if TYPE_CHECKING:

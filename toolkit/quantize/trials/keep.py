@@ -22,8 +22,8 @@ from calibration.budget import Budget, BudgetResult
 from calibration.least_loss import least_loss
 from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.loss.metrics import DETECTION_DROP, SCORE_DROP
-from toolkit.quantize.ranges.fit import Fit, trial_ranges
 from toolkit.quantize.trials.effort import affordable_runs
+from toolkit.quantize.trials.fit import Fit, trial_ranges
 from toolkit.quantize.trials.metrics import METRICS, Material, int8_macs
 
 MOST_FLOAT = 0.5

@@ -1,7 +1,7 @@
 """Fit ranges to a graph, by one method or by `auto`, and measure INT8 at its outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
@@ -341,3 +341,28 @@ def _corrected(fitted: Fit, method: str, correct: Callable[[Fit], ir.Model]) -> 
 def trial_ranges(trial: TrialModel, amax: Mapping[str, float]) -> dict[str, float]:
     """Select the ranges of the tensors that a trial quantizes."""
     return {name: amax[name] for name in trial.tensors}
+
+
+@dataclass(frozen=True)
+class FinalFit:
+    """The result of calibration: graph, ranges of quantized tensors, nodes kept in float, and SQNR.
+
+    `changes`: node -> values added to its bias. `sqnr_db`: by output, on the samples of `noise`.
+    """
+
+    graph: ir.Model
+    trial: TrialModel
+    ranges: Mapping[str, float]
+    keep_float: frozenset[str]
+    noise: OutputNoise
+    sqnr_db: Mapping[str, float]
+    changes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+def final_fit(fit: Fit, keep_float: frozenset[str]) -> FinalFit:
+    """A fit with some nodes in floating point."""
+    ranges = trial_ranges(fit.trial, fit.amax)
+    figures = fit.sqnr_db
+    if keep_float:
+        figures = fit.noise.sqnr_db(ranges, keep_float, fit.judges)
+    return FinalFit(fit.graph, fit.trial, ranges, keep_float, fit.noise, figures)
