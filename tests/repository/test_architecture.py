@@ -1,6 +1,7 @@
 """What each entry point loads, and that every shipped TOML file is read strictly."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Container, Iterator
@@ -239,3 +240,10 @@ def test_a_shipped_toml_is_read_and_a_key_that_is_not_known_is_refused(
     msgspec.toml.decode(path.read_bytes(), type=kind)
     with pytest.raises(msgspec.ValidationError):
         msgspec.toml.decode(b"no_such_key = 1\n" + path.read_bytes(), type=kind)
+
+
+def test_no_test_file_imports_another() -> None:
+    """What several need is a module of tests/fixtures."""
+    statement = re.compile(r"^\s*(?:from|import) +(?:\w+\.)*test_\w+", re.MULTILINE)
+    files = (ROOT / "tests").rglob("*.py")
+    assert [path.name for path in files if statement.search(path.read_text())] == []
