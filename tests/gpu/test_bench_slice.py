@@ -1,6 +1,9 @@
 """The benchmark on a slice of a GPU: its tables, without a GPU from the files of a run."""
 
+import re
+import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -8,10 +11,15 @@ import numpy as np
 import onnx
 import pytest
 
+from device.engine.cuda_manifest import Cuda
+from device.engine.file import open_engine
 from device.profile import load_profile
 from scripts import bench_slice
 from scripts.gpu_engine import finite_error, operation_floors
 from scripts.gpu_table import Ceilings, Cell, Layer, Run
+from scripts.older_code import compiling_older, name_gpu
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.gpu.codegen.triton_version import has_compiler
 
 LIMITS = Ceilings(100.0, 200.0, 1.0, 14)
 
@@ -75,6 +83,70 @@ def test_engines_of_the_slice_are_built_for_its_processors_and_its_bandwidth(
     assert profile.gpu is not None
     assert (profile.gpu.sm, profile.gpu.sm_count.value) == (90, 14)
     assert profile.memory.bandwidth_gbps.value == 1000
+
+
+def test_kernels_compiled_as_for_an_older_gpu_stand_beside_the_same_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "slice12-tuned", {"fp16": 100.0})
+    write(tmp_path, "slice12-peers", {"compiled": 170.0, "eager": 300.0})
+    write(tmp_path, "slice12_sm_80-predicted", {"fp16": 165.0})
+    write(tmp_path, "slice12_sm_80-tuned", {"fp16": 150.0})
+    command = ["bench_slice", str(tmp_path), "--networks", "--code", "sm_80"]
+    monkeypatch.setattr(sys, "argv", command)
+    bench_slice.main()
+    row = "| resnet18 | 8 | 150 | | 170 | 300 | 1.13 | | 1.10 | | |"
+    assert row in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+def test_an_engine_for_the_server_has_the_instructions_of_an_older_gpu(tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    weights = onnx.numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32), "w")
+    nodes = [onnx.helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])]
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, 64, 16, 16))
+        for name in ("x", "y")
+    )
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [weights])
+    onnx.save(onnx.helper.make_model(graph, ir_version=8), model)
+    instructions = {}
+    for code in (None, "sm_80"):
+        profile = tmp_path / f"{code}-gpu.toml"
+        bench_slice.slice_profile(profile, Run(LIMITS, ()), code)
+        with ExitStack() as stack:
+            if code is not None:
+                stack.enter_context(compiling_older(tmp_path, code, 90))
+            engine = tmp_path / f"{code}.engine"
+            build_engine(model, str(profile), engine, BuildOptions(precision="fp16"))
+        name_gpu(engine, 90)
+        instructions[code] = products_in(engine)
+    assert "HGMMA" in instructions[None]
+    assert instructions["sm_80"] == {"HMMA"}
+
+
+def products_in(path: Path) -> set[str]:
+    """Return the instructions of tensor cores in the kernels of an engine, all for sm_90."""
+    from triton import knobs
+
+    with open_engine(path) as engine:
+        (gpu,) = (
+            one
+            for segment in engine.manifest.segments
+            for one in segment.implementations
+            if isinstance(one, Cuda)
+        )
+        assert gpu.sm == 90
+        found = set()
+        for kernel in gpu.kernels:
+            cubin = path.with_suffix(".cubin")
+            cubin.write_bytes(engine.entry(kernel.cubin).tobytes())
+            text = subprocess.run(
+                [knobs.nvidia.nvdisasm.path, cubin], capture_output=True, text=True, check=True
+            ).stdout
+            assert re.search("EF_CUDA_SM90|sm_90a", text)
+            found |= set(re.findall(r"\b(HG?MMA)\.", text))
+    return found
 
 
 def test_an_operation_s_roofline_counts_what_enters_and_leaves_it(tmp_path: Path) -> None:
