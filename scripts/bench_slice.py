@@ -9,7 +9,8 @@ The slice is a share of the SMs for each process, by NVIDIA's Multi-Process Serv
 runs in a folder of its own and is ended after the run; no setting of the GPU is changed. Memory and
 L2 cache stay whole. In one run, for slice and whole GPU: the rooflines (products and copies as
 measured), engines built for that many SMs, in FP16 and INT8, with the tactics that the host
-predicted and with the fastest ones as timed, and PyTorch eager and compiled; each as a CUDA graph.
+predicted and with the fastest ones as timed, and PyTorch eager and compiled; each as a CUDA graph;
+and for how many operations the predicted tactic is among the fastest.
 FOLDER keeps engines and, as JSON, every figure and every operation, so that parts may be measured
 one after the other (PyTorch may want another Triton); the printed tables have all that is there of
 the slice and the whole GPU. Slices of several sizes may share a folder, and so may kernels
@@ -23,14 +24,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 
 import msgspec
 
+from device.engine.file import open_engine
 from device.profile import PROFILES
+from device.runtime.cuda.tactics import choices_of, kernels_of
+from device.runtime.timing_cache import read_timings
 from scripts.gpu_table import Cells, Layer, Run, merged
 from scripts.older_code import CODES, compiling_older, name_gpu
 
@@ -44,6 +48,7 @@ DEAREST = 10  # operations of a network whose share of the roofline is summed up
 PLACES = ("slice", "whole")
 PARTS = ("predicted", "tuned", "peers")
 SERVER_SM = 90
+CLOSE = 1.05  # times the fastest tactic
 
 
 def file_prefix(place: str, percent: int, code: str | None = None) -> str:
@@ -167,6 +172,40 @@ def dearest(layers: Sequence[Layer]) -> list[str]:
     return lines
 
 
+def close_choices(choices: Iterable[Sequence[str]], times_us: Mapping[str, float]) -> list[bool]:
+    """Return, for each operation with several timed tactics, whether the host's was a good one.
+
+    `choices`: the keys of its tactics, the host's first, which may take `CLOSE` times the fastest.
+    """
+    return [
+        times_us[keys[0]] <= CLOSE * min(times_us[key] for key in keys)
+        for keys in choices
+        if all(key in times_us for key in keys)
+    ]
+
+
+def predictions(engines: Path, timings: Path) -> list[str]:
+    """Return a line for each precision of a folder of engines whose tactics were timed."""
+    times = {
+        key: time_us
+        for device in read_timings(timings).devices
+        for key, time_us in device.median_us.items()
+    }
+    lines = []
+    for precision in PRECISIONS:
+        close: list[bool] = []
+        for path in sorted(engines.glob(f"*-{precision}.engine")):
+            with open_engine(path) as engine:
+                for kernels in kernels_of(engine):
+                    close += close_choices(choices_of(engine, kernels), times)
+        if close:
+            lines.append(
+                f"{engines.name} {precision}: the host's tactic is within {CLOSE - 1:.0%} of the "
+                f"fastest for {sum(close) / len(close):.0%} of {len(close)} choices"
+            )
+    return lines
+
+
 def measure(options: argparse.Namespace) -> None:
     """Measure the rooflines, build what is missing, time the parts; JSON files in the folder."""
     folder: Path = options.folder
@@ -247,6 +286,9 @@ def main() -> None:
     tuned = runs.get(name("slice", "tuned"))
     layers = tuned.layers if tuned else ()
     lines = [*dearest(layers), *table(cells["predicted"], cells["tuned"]), *summary(cells["tuned"])]
+    for place in PLACES:
+        prefix = file_prefix(place, options.percent, options.code)
+        lines += predictions(options.folder / prefix, options.folder / f"{prefix}.timings")
     print("\n".join(lines))
 
 

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -11,15 +10,19 @@ import numpy as np
 import onnx
 import pytest
 
-from device.engine.cuda_manifest import Cuda
 from device.engine.file import open_engine
 from device.profile import load_profile
+from device.runtime.cuda.facts import GpuFacts
+from device.runtime.cuda.tactics import choices_of, kernels_of
+from device.runtime.timing_cache import add_timings
 from scripts import bench_slice
 from scripts.gpu_engine import finite_error, operation_floors
 from scripts.gpu_table import Ceilings, Cell, Layer, Run
 from scripts.older_code import compiling_older, name_gpu
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.gpu.codegen.triton_version import has_compiler
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 
 LIMITS = Ceilings(100.0, 200.0, 1.0, 14)
 
@@ -99,9 +102,11 @@ def test_kernels_compiled_as_for_an_older_gpu_stand_beside_the_same_peers(
     assert row in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
-def test_an_engine_for_the_server_has_the_instructions_of_an_older_gpu(tmp_path: Path) -> None:
-    model = tmp_path / "m.onnx"
+@pytest.fixture(scope="module")
+def older_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A convolution for the slice, compiled as for sm_80: one engine, as kernels take seconds."""
+    folder = tmp_path_factory.mktemp("older")
+    model, engine = folder / "m.onnx", folder / "net-8-fp16.engine"
     weights = onnx.numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32), "w")
     nodes = [onnx.helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])]
     x, y = (
@@ -110,19 +115,16 @@ def test_an_engine_for_the_server_has_the_instructions_of_an_older_gpu(tmp_path:
     )
     graph = onnx.helper.make_graph(nodes, "g", [x], [y], [weights])
     onnx.save(onnx.helper.make_model(graph, ir_version=8), model)
-    instructions = {}
-    for code in (None, "sm_80"):
-        profile = tmp_path / f"{code}-gpu.toml"
-        bench_slice.slice_profile(profile, Run(LIMITS, ()), code)
-        with ExitStack() as stack:
-            if code is not None:
-                stack.enter_context(compiling_older(tmp_path, code, 90))
-            engine = tmp_path / f"{code}.engine"
-            build_engine(model, str(profile), engine, BuildOptions(precision="fp16"))
-        name_gpu(engine, 90)
-        instructions[code] = products_in(engine)
-    assert "HGMMA" in instructions[None]
-    assert instructions["sm_80"] == {"HMMA"}
+    profile = bench_slice.slice_profile(folder / "slice-gpu.toml", Run(LIMITS, ()), "sm_80")
+    with compiling_older(folder, "sm_80", 90):
+        build_engine(model, str(profile), engine, BuildOptions(precision="fp16"))
+    name_gpu(engine, 90)
+    return engine
+
+
+@needs_compiler
+def test_an_engine_for_the_server_has_the_instructions_of_an_older_gpu(older_engine: Path) -> None:
+    assert products_in(older_engine) == {"HMMA"}  # for sm_90 they are HGMMA
 
 
 def products_in(path: Path) -> set[str]:
@@ -130,12 +132,7 @@ def products_in(path: Path) -> set[str]:
     from triton import knobs
 
     with open_engine(path) as engine:
-        (gpu,) = (
-            one
-            for segment in engine.manifest.segments
-            for one in segment.implementations
-            if isinstance(one, Cuda)
-        )
+        (gpu,) = kernels_of(engine)
         assert gpu.sm == 90
         found = set()
         for kernel in gpu.kernels:
@@ -147,6 +144,38 @@ def products_in(path: Path) -> set[str]:
             assert re.search("EF_CUDA_SM90|sm_90a", text)
             found |= set(re.findall(r"\b(HG?MMA)\.", text))
     return found
+
+
+def test_a_choice_is_good_within_a_twentieth_of_the_fastest_and_counts_only_if_all_are_timed() -> (
+    None
+):
+    times = {"a": 10.4, "b": 10.0, "c": 10.6, "d": 9.0}
+    choices = (("a", "b"), ("c", "b"), ("b", "d", "a"), ("d", "missing"))
+    assert bench_slice.close_choices(choices, times) == [True, False, False]
+
+
+@needs_compiler
+def test_a_folder_says_how_often_the_host_chose_well(older_engine: Path, tmp_path: Path) -> None:
+    engines = tmp_path / "slice12"
+    engines.mkdir()
+    (engines / older_engine.name).symlink_to(older_engine)
+    with open_engine(older_engine) as engine:
+        (kernels,) = kernels_of(engine)
+        choices = choices_of(engine, kernels)
+    assert choices
+    gpu = GpuFacts(
+        name="H200", sm=90, sm_count=14, sm_mhz=1980, memory_mhz=3201, l2_bytes=60 << 20,
+        cuda="13.0", driver="580", power_mode="",
+    )  # fmt: skip
+    timings = tmp_path / "slice12.timings"
+    assert bench_slice.predictions(engines, timings) == []  # nothing is timed yet
+    for first_us, share in ((10.4, "100%"), (10.6, "0%")):
+        times = {key: 10.0 for keys in choices for key in keys[1:]}
+        add_timings(timings, gpu, {**times, **{keys[0]: first_us for keys in choices}})
+        assert bench_slice.predictions(engines, timings) == [
+            "slice12 fp16: the host's tactic is within 5% of the fastest for "
+            f"{share} of {len(choices)} choices"
+        ]
 
 
 def test_an_operation_s_roofline_counts_what_enters_and_leaves_it(tmp_path: Path) -> None:
