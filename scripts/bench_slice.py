@@ -1,17 +1,20 @@
 """Time networks on a board-sized slice of this machine's NVIDIA GPU and on all of it.
 
     python -m scripts.bench_slice FOLDER [--networks ...] [--batches 1 8] [--percent 12] [--jobs N]
-        [--places slice whole] [--parts predicted tuned peers]
+        [--places slice whole] [--parts predicted tuned peers] [--precisions fp16 int8]
+        [--code sm_80]
 
 A Jetson's GPU has 8 to 20 SMs, where arithmetic and memory bound what launches bound on a server.
 The slice is a share of the SMs for each process, by NVIDIA's Multi-Process Service, whose daemon
 runs in a folder of its own and is ended after the run; no setting of the GPU is changed. Memory and
 L2 cache stay whole. In one run, for slice and whole GPU: the rooflines (products and copies as
 measured), engines built for that many SMs, in FP16 and INT8, with the tactics that the host
-predicted and with the fastest ones as timed, and PyTorch eager and compiled; each as a CUDA graph.
+predicted and with the fastest ones as timed, and PyTorch eager and compiled; each as a CUDA graph;
+and for how many operations the predicted tactic is among the fastest.
 FOLDER keeps engines and, as JSON, every figure and every operation, so that parts may be measured
 one after the other (PyTorch may want another Triton); the printed tables have all that is there of
-the slice and the whole GPU. Slices of several sizes may share a folder.
+the slice and the whole GPU. Slices of several sizes may share a folder, and so may kernels
+compiled as for an older GPU with `--code` (`scripts/older_code.py`): Orin's take `mma.sync`.
 """
 
 import argparse
@@ -21,14 +24,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 
 import msgspec
 
+from device.engine.file import open_engine
 from device.profile import PROFILES
+from device.runtime.cuda.tactics import choices_of, kernels_of
+from device.runtime.timing_cache import read_timings
 from scripts.gpu_table import Cells, Layer, Run, merged
+from scripts.older_code import CODES, compiling_older, name_gpu
 
 NETWORKS = (
     "mobilenet_v2", "mobilenet_v3_large", "mobilenetv4_conv_small", "ghostnet_100",
@@ -39,11 +47,14 @@ PRECISIONS = ("fp16", "int8")
 DEAREST = 10  # operations of a network whose share of the roofline is summed up
 PLACES = ("slice", "whole")
 PARTS = ("predicted", "tuned", "peers")
+SERVER_SM = 90
+CLOSE = 1.05  # times the fastest tactic
 
 
-def file_prefix(place: str, percent: int) -> str:
-    """Return how the names of a place's files begin."""
-    return f"slice{percent}" if place == "slice" else place
+def file_prefix(place: str, percent: int, code: str | None = None) -> str:
+    """Return how the names of a place's files begin; with `code`, those of its engines."""
+    prefix = f"slice{percent}" if place == "slice" else place
+    return prefix if code is None else f"{prefix}_{code}"
 
 
 @contextmanager
@@ -69,12 +80,16 @@ def bench(environment: Mapping[str, str], out: Path, *arguments: object) -> Run:
     return msgspec.json.decode(out.read_bytes(), type=Run)
 
 
-def slice_profile(path: Path, limits: Run) -> Path:
-    """Write the profile of a server's GPU with the SMs and the bandwidth of `limits`."""
+def slice_profile(path: Path, limits: Run, code: str | None = None) -> Path:
+    """Write the profile of a server's GPU with the SMs and the bandwidth of `limits`.
+
+    `code`: what its kernels are compiled for, where that is not the server's GPU.
+    """
     text = (PROFILES / "h200.toml").read_text()
     sms, gbps = limits.ceilings.sms, round(limits.ceilings.memory_tbps * 1000)
     for old, new in (
         ('name = "h200"', f'name = "{path.stem}"'),
+        ("sm = 90", f"sm = {code.removeprefix('sm_') if code else SERVER_SM}"),
         ("sm_count = { value = 132,", f"sm_count = {{ value = {sms},"),
         ("bandwidth_gbps = { value = 4800,", f"bandwidth_gbps = {{ value = {gbps},"),
     ):
@@ -157,34 +172,81 @@ def dearest(layers: Sequence[Layer]) -> list[str]:
     return lines
 
 
+def close_choices(choices: Iterable[Sequence[str]], times_us: Mapping[str, float]) -> list[bool]:
+    """Return, for each operation with several timed tactics, whether the host's was a good one.
+
+    `choices`: the keys of its tactics, the host's first, which may take `CLOSE` times the fastest.
+    """
+    return [
+        times_us[keys[0]] <= CLOSE * min(times_us[key] for key in keys)
+        for keys in choices
+        if all(key in times_us for key in keys)
+    ]
+
+
+def predictions(engines: Path, timings: Path) -> list[str]:
+    """Return a line for each precision of a folder of engines whose tactics were timed."""
+    times = {
+        key: time_us
+        for device in read_timings(timings).devices
+        for key, time_us in device.median_us.items()
+    }
+    lines = []
+    for precision in PRECISIONS:
+        close: list[bool] = []
+        for path in sorted(engines.glob(f"*-{precision}.engine")):
+            with open_engine(path) as engine:
+                for kernels in kernels_of(engine):
+                    close += close_choices(choices_of(engine, kernels), times)
+        if close:
+            lines.append(
+                f"{engines.name} {precision}: the host's tactic is within {CLOSE - 1:.0%} of the "
+                f"fastest for {sum(close) / len(close):.0%} of {len(close)} choices"
+            )
+    return lines
+
+
 def measure(options: argparse.Namespace) -> None:
     """Measure the rooflines, build what is missing, time the parts; JSON files in the folder."""
-    from scripts.gpu_builds import build_missing  # torchvision, which tables do not need
-
     folder: Path = options.folder
     which = ("--networks", *options.networks, "--batches", *options.batches)
     with gpu_slice(options.percent) as sliced:
         environments = {"slice": sliced, "whole": dict(os.environ)}
         for place in options.places:
-            prefix = file_prefix(place, options.percent)
+            prefix = file_prefix(place, options.percent, options.code)
             engines = folder / prefix
             if options.parts != ["peers"]:
                 nothing = ("--networks", "--precisions", "--peers")
                 run = bench(environments[place], folder / f"{prefix}-limits.json", *nothing)
-                profile = str(slice_profile(folder / f"{prefix}-gpu.toml", run))
-                build_missing(
-                    engines, options.networks, options.batches, PRECISIONS, options.jobs,
-                    profile=profile,
-                )  # fmt: skip
+                build(options, engines, run)
+            own = ("--peers", "--engines", engines, "--precisions", *options.precisions)
+            cache = ("--timing-cache", folder / f"{prefix}.timings")
             subjects: dict[str, tuple[object, ...]] = {
-                "predicted": ("--peers", "--engines", engines),
-                "tuned": ("--peers", "--engines", engines, "--layers", "--timing-cache",
-                          folder / f"{prefix}.timings"),
+                "predicted": own,
+                "tuned": (*own, "--layers", *cache),
                 "peers": ("--precisions",),
-            }  # fmt: skip
+            }
             for part in options.parts:
-                path = folder / f"{prefix}-{part}.json"
-                bench(environments[place], path, *which, *subjects[part])
+                start = file_prefix(place, options.percent) if part == "peers" else prefix
+                bench(environments[place], folder / f"{start}-{part}.json", *which, *subjects[part])
+
+
+def build(options: argparse.Namespace, engines: Path, limits: Run) -> None:
+    """Build the missing engines of a place, whose rooflines are `limits`."""
+    from scripts.gpu_builds import build_missing, engine_path  # torchvision: tables need none
+
+    folder: Path = options.folder
+    profile = slice_profile(folder / f"{engines.name}-gpu.toml", limits, options.code)
+    with ExitStack() as stack:
+        if options.code:
+            stack.enter_context(compiling_older(folder, options.code, SERVER_SM))
+        build_missing(
+            engines, options.networks, options.batches, options.precisions, options.jobs,
+            profile=str(profile),
+        )  # fmt: skip
+    every = product(options.networks, options.batches, options.precisions)
+    for name, batch, precision in every if options.code else ():
+        name_gpu(engine_path(engines, name, batch, precision), SERVER_SM)
 
 
 def main() -> None:
@@ -196,6 +258,8 @@ def main() -> None:
     parser.add_argument("--percent", type=int, default=12, help="of the SMs; 12 are 14 of 132")
     parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
+    parser.add_argument("--code", choices=CODES, help="of kernels, as for an older GPU")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -205,19 +269,26 @@ def main() -> None:
         path.stem: msgspec.json.decode(path.read_bytes(), type=Run)
         for path in sorted(options.folder.glob("*-*.json"))
     }
-    prefixes = {place: file_prefix(place, options.percent) for place in PLACES}
+
+    def name(place: str, part: str) -> str:
+        code = None if part == "peers" else options.code
+        return f"{file_prefix(place, options.percent, code)}-{part}"
+
     cells = {
         kind: {
             place: merged(
-                [runs[name] for name in (f"{prefix}-peers", f"{prefix}-{kind}") if name in runs]
+                [runs[file] for part in ("peers", kind) if (file := name(place, part)) in runs]
             )
-            for place, prefix in prefixes.items()
+            for place in PLACES
         }
         for kind in PARTS[:2]
     }
-    tuned = runs.get(f"{prefixes['slice']}-tuned")
+    tuned = runs.get(name("slice", "tuned"))
     layers = tuned.layers if tuned else ()
     lines = [*dearest(layers), *table(cells["predicted"], cells["tuned"]), *summary(cells["tuned"])]
+    for place in PLACES:
+        prefix = file_prefix(place, options.percent, options.code)
+        lines += predictions(options.folder / prefix, options.folder / f"{prefix}.timings")
     print("\n".join(lines))
 
 

@@ -227,6 +227,15 @@ def test_the_report_says_that_nothing_spills() -> None:
     assert lines[-1] == "  no kernel spills registers"
 
 
+@pytest.mark.parametrize("tactics", [1, 2])
+def test_the_report_says_what_the_board_s_times_may_gain_where_there_is_a_choice(
+    tactics: int,
+) -> None:
+    segment_report = report_segment("gpu0", segment(kernel("fine")))
+    lines = report_lines(msgspec.structs.replace(segment_report, tactics=tactics, operations=1))
+    assert ("tandem bench --timing-cache" in "\n".join(lines)) == (tactics > 1)
+
+
 def test_the_report_says_that_registers_are_not_known() -> None:
     bare = kernel("bare", registers=None, spill_bytes=None)
     segment_report = report_segment("gpu0", segment(bare))
