@@ -5,6 +5,7 @@ import types
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,9 @@ class Connection(asyncio.BufferedProtocol):
             self._chunks = Chunks(self._server.service.max_request_bytes)
             self._head[: len(rest)] = rest
             self._filled = len(rest)
+        elif head.header_length is None and len(rest) == head.size:  # JSON alone, and all of it
+            self._hold(len(rest), len(rest))
+            self._body, self._got = memoryview(rest), len(rest)
         else:
             size = head.size or 0
             self._hold(min(size, len(rest)), size)
@@ -239,11 +243,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         size = sum(len(part) for part in answer.parts)
-        text = f"HTTP/1.1 {answer.status} {PHRASES[answer.status]}\r\n"
-        for name, value in answer.headers:
-            text += f"{name}: {value}\r\n"
-        closes = "" if keeps_open else "Connection: close\r\n"
-        head = f"{text}Content-Length: {size}\r\n{closes}\r\n".encode("latin-1")
+        head = _answer_head(answer.status, answer.headers, size, keeps_open)
         if size <= JOINED_BYTES:
             self._transport.write(b"".join((head, *answer.parts)))
         else:
@@ -263,6 +263,21 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write_eof()
         self._transport.resume_reading()
         self._server.loop.call_later(LINGER_S, self._transport.close)
+
+
+@lru_cache(128)
+def _answer_head(
+    status: int,
+    headers: tuple[tuple[str, str], ...],
+    size: int,
+    keeps_open: bool,
+) -> bytes:
+    """Return the head of an answer with a body of `size` bytes."""
+    text = f"HTTP/1.1 {status} {PHRASES[status]}\r\n"
+    for name, value in headers:
+        text += f"{name}: {value}\r\n"
+    closes = "" if keeps_open else "Connection: close\r\n"
+    return f"{text}Content-Length: {size}\r\n{closes}\r\n".encode("latin-1")
 
 
 @types.coroutine

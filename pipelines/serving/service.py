@@ -224,8 +224,12 @@ class Service:
             inputs = [
                 one if one.place is None else await self.regions.read(one) for one in request.inputs
             ]
-            request = replace(request, inputs=inputs, targets=_targets(places))
-            tensors = await model.infer(request)
+            # What `replace` returns, in a third of the time.
+            read = InferRequest(
+                request.model, request.version, inputs, request.outputs, request.id,
+                request.parameters, request.traceparent, _targets(places),
+            )  # fmt: skip
+            tensors = await model.infer(read)
         finally:
             self.release(shared)
         return [await self._placed(one, places.get(one.name)) for one in tensors]
