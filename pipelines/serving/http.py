@@ -21,6 +21,7 @@ KEPT_HEAD_BYTES = 2048  # of the last head, for as long as a connection is open
 ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in place
 IDLE_S = 60.0
 LINGER_S = 2.0
+MAX_LINGER_S = 30.0  # while a client still sends
 SEND_S = 120.0  # a client that reads its answer slower than this is cut off
 PIECE_BYTES = 1 << 20  # of a body that is unpacked
 JOINED_BYTES = 64 * 1024  # smaller answers are one write
@@ -262,7 +263,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport.write_eof()
         self._transport.resume_reading()
-        self._server.loop.call_later(LINGER_S, self._transport.close)
+        loop = self._server.loop
+        loop.call_later(LINGER_S, self._linger, loop.time() + MAX_LINGER_S)
+
+    def _linger(self, end_s: float) -> None:
+        now_s = self._server.loop.time()
+        if now_s < end_s and now_s - self._heard_s < LINGER_S:
+            self._server.loop.call_later(LINGER_S, self._linger, end_s)
+        else:
+            self._transport.close()
 
 
 @lru_cache(128)

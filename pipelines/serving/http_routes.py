@@ -85,11 +85,14 @@ async def _statistics(
 
 
 async def _index(service: Service, head: Head, body: memoryview) -> Answer:
-    ready = _object(body).get("ready", False)
-    if not isinstance(ready, bool):
-        refuse(f"Invalid value for 'ready': expected a boolean, got {ready!r:.100}")
+    try:
+        asked = _INDEX.decode(body or b"{}")
+    except msgspec.ValidationError as error:
+        refuse(f"Invalid value for 'ready': expected a boolean in an object ({error})")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        refuse(f"failed to parse the request JSON: {error}")
     rows = await service.repository.index()
-    return _json([row for row in rows if not ready or row["state"] == "READY"])
+    return _json([row for row in rows if not asked.ready or row["state"] == "READY"])
 
 
 async def _load(service: Service, head: Head, body: memoryview, model: str) -> Answer:
@@ -321,7 +324,12 @@ def _parameters(body: memoryview) -> dict[str, Any]:
     return parameters
 
 
+class _IndexRequest(msgspec.Struct):
+    ready: bool = False
+
+
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
+_INDEX = msgspec.json.Decoder(_IndexRequest)
 
 _M = "/v2/models/(?P<model>[^/]+)"
 _MV = _M + "(?:/versions/(?P<version>[^/]+))?"

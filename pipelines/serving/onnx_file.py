@@ -24,6 +24,7 @@ class OnnxFile(Closing):
         self._session: Any
         self.inputs: tuple[Port, ...]
         self.outputs: tuple[Port, ...]
+        self._names: list[str]
         if share is not None:
             self._session, self.inputs, self.outputs = share._session, share.inputs, share.outputs
             self._names = share._names

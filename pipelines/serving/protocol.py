@@ -165,12 +165,18 @@ def elements(name: str, shape: Sequence[int]) -> int:
     """Return the number of elements of a shape. Raises Refusal: it is no shape of a tensor."""
     if shape and min(shape) < 0:
         refuse(f"input {name!r} has the shape {list(shape)}: a dimension must be 0 or more")
-    if len(shape) > MAX_DIMS or (prod(shape) or prod(dim or 1 for dim in shape)) > MAX_ELEMENTS:
+    if len(shape) > MAX_DIMS:
         refuse(
             f"input {name!r} has the shape {str(list(shape))[:200]}: a tensor has at most"
-            f" {MAX_DIMS} dimensions and {MAX_ELEMENTS} elements"
+            f" {MAX_DIMS} dimensions"
         )
-    return prod(shape)
+    count = prod(shape)
+    if (held := count or prod(dim or 1 for dim in shape)) > MAX_ELEMENTS:
+        what = f"the shape {str(list(shape))[:200]} of input {name!r}"
+        if held > MAX_WHOLE:
+            refuse(f"{what} causes total element count to exceed maximum size of {MAX_WHOLE}")
+        refuse(f"byte size overflow for input {name!r}: {what} has more than {MAX_ELEMENTS}")
+    return count
 
 
 def check_size(name: str, datatype: str, shape: Sequence[int], size: int) -> None:
