@@ -128,9 +128,9 @@ class Connection(asyncio.BufferedProtocol):
             self._forget_body()
             self._send(refused(refusal), keeps_open=False)
 
-    def _hold(self, got: int, total: int) -> None:
+    def _hold(self, got: int, total: int, what: str = "request size") -> None:
         """Count what has come of a body. Raises Refusal."""
-        self._server.service.hold(got - self._held, total)
+        self._server.service.hold(got - self._held, total, what)
         self._held = got
 
     def _read_head(self) -> bool:
@@ -160,7 +160,8 @@ class Connection(asyncio.BufferedProtocol):
             self._body, self._got = memoryview(rest), len(rest)
         else:
             size = head.size or 0
-            self._hold(min(size, len(rest)), size)
+            what = "request JSON size" if head.header_length is None else "request size"
+            self._hold(min(size, len(rest)), size, what)
             buffer = np.empty(size + ALIGNMENT, np.uint8)
             address: int = buffer.__array_interface__["data"][0]
             start = -(address + (head.header_length or 0)) % ALIGNMENT

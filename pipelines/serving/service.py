@@ -96,13 +96,14 @@ class Service:
                 Status.UNAUTHENTICATED,
             )
 
-    def hold(self, size: int, total: int = 0) -> None:
+    def hold(self, size: int, total: int = 0, what: str = "request size") -> None:
         """Count bytes until `release`, of a request of `total`. Raises Refusal: the request is too
         large, or too many are held."""
         total = max(size, total)
         if total > self.max_request_bytes:
             refuse(
-                f"the request has {total} bytes; this server takes {self.max_request_bytes}",
+                f"{what} of {total} bytes exceeds the maximum allowed input size of"
+                f" {self.max_request_bytes} bytes (--request-mb of the server)",
                 Status.TOO_LARGE,
             )
         self._count(size, total)
