@@ -65,7 +65,7 @@ import onnx, tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 module = tvm.relax.get_pipeline("zero")(from_onnx(onnx.load(path)))
-library = tvm.compile(module, target="llvm -num-cores %d" % threads)
+library = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "num-cores": threads}))
 machine = relax.VirtualMachine(library, tvm.cpu())
 def run(feeds):
     result = machine["main"](*[tvm.runtime.tensor(one) for one in feeds.values()])

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -13,6 +14,7 @@ from pipelines.serving.protocol import (
     BYTES,
     Array,
     Parameter,
+    RequestedOutput,
     Status,
     Tensor,
     check_datatype,
@@ -24,6 +26,7 @@ from pipelines.serving.protocol import (
 )
 
 MAX_DEPTH = 100  # of lists in the data of an input, as Triton's
+KEPT_BYTES = 2048  # of the JSON of a request: clients send the same again and again
 
 Bytes = bytes | bytearray | memoryview
 
@@ -40,23 +43,16 @@ class JsonTensor(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw()  # empty where it is not given
 
 
-class JsonOutput(msgspec.Struct):
-    """An output that a request's JSON asks for."""
-
-    name: str
-    parameters: dict[str, Parameter] = {}
-
-
 class JsonRequest(msgspec.Struct):
     """The JSON of an inference."""
 
     inputs: tuple[JsonTensor, ...]
-    outputs: tuple[JsonOutput, ...] = ()
+    outputs: tuple[RequestedOutput, ...] = ()
     id: str = ""
     parameters: dict[str, Parameter] = {}
 
 
-REQUEST = msgspec.json.Decoder(JsonRequest)
+_REQUEST = msgspec.json.Decoder(JsonRequest)
 
 
 def decode_json(decoder: msgspec.json.Decoder[Any], body: Bytes) -> Any:  # noqa: ANN401
@@ -67,6 +63,20 @@ def decode_json(decoder: msgspec.json.Decoder[Any], body: Bytes) -> Any:  # noqa
         refuse("the JSON of the request nests too deeply")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         refuse(f"failed to parse the request JSON: {error}")
+
+
+def parse_request(body: Bytes) -> JsonRequest:
+    """Return the JSON of an inference. Raises Refusal."""
+    if len(body) <= KEPT_BYTES:
+        return _known_request(bytes(body))
+    request: JsonRequest = decode_json(_REQUEST, body)
+    return request
+
+
+@lru_cache(128)
+def _known_request(body: bytes) -> JsonRequest:
+    request: JsonRequest = decode_json(_REQUEST, body)
+    return request
 
 
 def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: Bytes) -> Tensor:

@@ -12,7 +12,8 @@ STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 @dataclass
 class Figures:
-    """What is counted of a model since it was loaded; `spent_ns` by stage, `batches` by size."""
+    """What is counted of a model since it was loaded; `spent_ns` in the order of STAGES; `batches`
+    by size: how many ran, and their time in the stages after the queue."""
 
     success: int = 0
     success_ns: int = 0
@@ -22,9 +23,11 @@ class Figures:
     executions: int = 0
     last_ms: int = 0
     last_s: float = 0.0  # on the monotonic clock; of a failure of the model too
-    spent_ns: Counter[str] = field(default_factory=Counter)
+    spent_ns: list[int] = field(default_factory=lambda: [0] * len(STAGES))
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    batches: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    batches: defaultdict[int, list[int]] = field(
+        default_factory=lambda: defaultdict(lambda: [0] * len(STAGES))
+    )
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,14 +37,15 @@ class Figures:
     ) -> None:
         """Count one execution of requests with so many rows each."""
         with self._lock:
+            size = sum(rows)
             self.executions += 1
-            self.inferences += sum(rows)
-            batch = self.batches[sum(rows)]
-            batch["count"] += 1
-            self.spent_ns["queue"] += waited_ns
-            for stage, spent_ns in zip(STAGES[1:], stages_ns, strict=True):
-                self.spent_ns[stage] += spent_ns * len(rows)
-                batch[stage] += spent_ns
+            self.inferences += size
+            batch, total = self.batches[size], self.spent_ns
+            batch[0] += 1
+            total[0] += waited_ns
+            for place, spent_ns in enumerate(stages_ns, 1):
+                total[place] += spent_ns * len(rows)
+                batch[place] += spent_ns
 
     def record_request(self, spent_ns: int, failure: str = "") -> None:
         """Count a request that was answered, or failed for a reason."""
@@ -61,7 +65,8 @@ class Figures:
         """Return them as the statistics extension has them."""
         with self._lock:
             stages = {
-                stage: {"count": self.success, "ns": self.spent_ns[stage]} for stage in STAGES
+                stage: {"count": self.success, "ns": spent_ns}
+                for stage, spent_ns in zip(STAGES, self.spent_ns, strict=True)
             }
             return {
                 "last_inference": self.last_ms,
@@ -78,8 +83,8 @@ class Figures:
                     {
                         "batch_size": size,
                         **{
-                            stage: {"count": batch["count"], "ns": batch[stage]}
-                            for stage in STAGES[1:]
+                            stage: {"count": batch[0], "ns": batch[place]}
+                            for place, stage in enumerate(STAGES[1:], 1)
                         },
                     }
                     for size, batch in sorted(self.batches.items())

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from pipelines.serving.codec import from_bytes, from_values, to_bytes
 from pipelines.serving.messages import METHODS, SERVICE, message
 from pipelines.serving.protocol import (
+    KEPT_ID,
     InferRequest,
     InferResponse,
     Parameter,
@@ -179,16 +180,14 @@ def _parameters(rows: Any) -> dict[str, Parameter]:  # noqa: ANN401
 def encode_response(response: InferResponse) -> bytes:
     """Return the bytes of a ModelInferResponse."""
     outputs = tuple([(row.name, row.datatype, row.shape, row.place) for row in response.outputs])
-    parts: list[bytes | memoryview] = [
-        _response_head(response.model, response.version, response.id, outputs)
-    ]
+    head = _known_response_head if len(response.id) <= KEPT_ID else _response_head
+    parts: list[bytes | memoryview] = [head(response.model, response.version, response.id, outputs)]
     for tensor in response.outputs:
         data = memoryview(b"") if tensor.place is not None else to_bytes(tensor)
         parts += [RAW_OUTPUT, _to_varint(len(data)), data]
     return b"".join(parts)
 
 
-@lru_cache(128)
 def _response_head(
     model: str, version: str, ident: str,
     outputs: Sequence[tuple[str, str, tuple[int, ...], tuple[str, int, int] | None]],
@@ -205,6 +204,9 @@ def _response_head(
                 row.parameters["shared_memory_offset"].int64_param = offset
     content: bytes = header.SerializeToString()
     return content
+
+
+_known_response_head = lru_cache(128)(_response_head)
 
 
 async def _load(service: Service, request: Any) -> Mapping[str, Any]:  # noqa: ANN401

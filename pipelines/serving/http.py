@@ -5,6 +5,7 @@ import types
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ KEPT_HEAD_BYTES = 2048  # of the last head, for as long as a connection is open
 ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in place
 IDLE_S = 60.0
 LINGER_S = 2.0
+MAX_LINGER_S = 30.0  # while a client still sends
 SEND_S = 120.0  # a client that reads its answer slower than this is cut off
 PIECE_BYTES = 1 << 20  # of a body that is unpacked
 JOINED_BYTES = 64 * 1024  # smaller answers are one write
@@ -126,9 +128,9 @@ class Connection(asyncio.BufferedProtocol):
             self._forget_body()
             self._send(refused(refusal), keeps_open=False)
 
-    def _hold(self, got: int, total: int) -> None:
+    def _hold(self, got: int, total: int, what: str = "request size") -> None:
         """Count what has come of a body. Raises Refusal."""
-        self._server.service.hold(got - self._held, total)
+        self._server.service.hold(got - self._held, total, what)
         self._held = got
 
     def _read_head(self) -> bool:
@@ -153,9 +155,13 @@ class Connection(asyncio.BufferedProtocol):
             self._chunks = Chunks(self._server.service.max_request_bytes)
             self._head[: len(rest)] = rest
             self._filled = len(rest)
+        elif head.header_length is None and len(rest) == head.size:  # JSON alone, and all of it
+            self._hold(len(rest), len(rest))
+            self._body, self._got = memoryview(rest), len(rest)
         else:
             size = head.size or 0
-            self._hold(min(size, len(rest)), size)
+            what = "request JSON size" if head.header_length is None else "request size"
+            self._hold(min(size, len(rest)), size, what)
             buffer = np.empty(size + ALIGNMENT, np.uint8)
             address: int = buffer.__array_interface__["data"][0]
             start = -(address + (head.header_length or 0)) % ALIGNMENT
@@ -239,11 +245,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         size = sum(len(part) for part in answer.parts)
-        text = f"HTTP/1.1 {answer.status} {PHRASES[answer.status]}\r\n"
-        for name, value in answer.headers:
-            text += f"{name}: {value}\r\n"
-        closes = "" if keeps_open else "Connection: close\r\n"
-        head = f"{text}Content-Length: {size}\r\n{closes}\r\n".encode("latin-1")
+        head = _answer_head(answer.status, answer.headers, size, keeps_open)
         if size <= JOINED_BYTES:
             self._transport.write(b"".join((head, *answer.parts)))
         else:
@@ -262,7 +264,30 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport.write_eof()
         self._transport.resume_reading()
-        self._server.loop.call_later(LINGER_S, self._transport.close)
+        loop = self._server.loop
+        loop.call_later(LINGER_S, self._linger, loop.time() + MAX_LINGER_S)
+
+    def _linger(self, end_s: float) -> None:
+        now_s = self._server.loop.time()
+        if now_s < end_s and now_s - self._heard_s < LINGER_S:
+            self._server.loop.call_later(LINGER_S, self._linger, end_s)
+        else:
+            self._transport.close()
+
+
+@lru_cache(128)
+def _answer_head(
+    status: int,
+    headers: tuple[tuple[str, str], ...],
+    size: int,
+    keeps_open: bool,
+) -> bytes:
+    """Return the head of an answer with a body of `size` bytes."""
+    text = f"HTTP/1.1 {status} {PHRASES[status]}\r\n"
+    for name, value in headers:
+        text += f"{name}: {value}\r\n"
+    closes = "" if keeps_open else "Connection: close\r\n"
+    return f"{text}Content-Length: {size}\r\n{closes}\r\n".encode("latin-1")
 
 
 @types.coroutine

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -10,13 +11,12 @@ import msgspec
 import numpy as np
 
 from pipelines.serving.codec import (
-    REQUEST,
-    JsonRequest,
     JsonTensor,
     decode_json,
     from_bytes,
     from_json,
     from_values,
+    parse_request,
     to_bytes,
     to_values,
 )
@@ -24,10 +24,10 @@ from pipelines.serving.http_messages import HEADER_LENGTH, Answer, Head
 from pipelines.serving.protocol import (
     BYTES,
     DATATYPES,
+    KEPT_ID,
     InferRequest,
     InferResponse,
     Refusal,
-    RequestedOutput,
     Status,
     Tensor,
     refuse,
@@ -85,11 +85,14 @@ async def _statistics(
 
 
 async def _index(service: Service, head: Head, body: memoryview) -> Answer:
-    ready = _object(body).get("ready", False)
-    if not isinstance(ready, bool):
-        refuse(f"Invalid value for 'ready': expected a boolean, got {ready!r:.100}")
+    try:
+        asked = _INDEX.decode(body or b"{}")
+    except msgspec.ValidationError as error:
+        refuse(f"Invalid value for 'ready': expected a boolean in an object ({error})")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        refuse(f"failed to parse the request JSON: {error}")
     rows = await service.repository.index()
-    return _json([row for row in rows if not ready or row["state"] == "READY"])
+    return _json([row for row in rows if not asked.ready or row["state"] == "READY"])
 
 
 async def _load(service: Service, head: Head, body: memoryview, model: str) -> Answer:
@@ -176,10 +179,9 @@ async def _infer(
         if size is not None and size > len(body):
             refuse(f"the header {HEADER_LENGTH!r} is {size}; the body has {len(body)} bytes")
         raw, rest = False, len(body) if size is None else size
-        parsed: JsonRequest = decode_json(REQUEST, body[:rest])
+        parsed = parse_request(body[:rest])
         request = InferRequest(
-            model, version, _inputs(service, parsed.inputs, body[rest:]),
-            [RequestedOutput(one.name, one.parameters) for one in parsed.outputs],
+            model, version, _inputs(service, parsed.inputs, body[rest:]), parsed.outputs,
             parsed.id, parsed.parameters, trace,
         )  # fmt: skip
     answer = encode_response(await service.infer(request), request, all_binary=raw)
@@ -251,30 +253,23 @@ def _raw_request(
 def encode_response(response: InferResponse, request: InferRequest, *, all_binary: bool) -> Answer:
     """Return the answer with JSON first, then the binary outputs. Raises Refusal."""
     requested = {one.name: one for one in request.outputs}
-    rows, parts = [], []
+    rows: list[_Row] = []
+    parts: list[bytes | memoryview] = []
+    values: dict[int, list[Any]] = {}
     for tensor in response.outputs:
-        row: dict[str, Any] = {
-            "name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape,
-        }  # fmt: skip
-        if tensor.place is not None:
-            region, offset, size = tensor.place
-            row["parameters"] = {
-                "shared_memory_region": region, "shared_memory_byte_size": size,
-                **({"shared_memory_offset": offset} if offset else {}),
-            }  # fmt: skip
-        elif all_binary or wants_binary(requested.get(tensor.name), request.parameters):
-            data = to_bytes(tensor)
-            parts.append(data)
-            row["parameters"] = {"binary_data_size": len(data)}
-        else:
-            row["data"] = to_values(tensor)
-        rows.append(row)
-    body: dict[str, Any] = {
-        "model_name": response.model, "model_version": response.version, "outputs": rows,
-    }  # fmt: skip
-    if response.id:
-        body["id"] = response.id
-    head = msgspec.json.encode(body)
+        size = None
+        if tensor.place is None:
+            if all_binary or wants_binary(requested.get(tensor.name), request.parameters):
+                parts.append(to_bytes(tensor))
+                size = len(parts[-1])
+            else:
+                values[len(rows)] = to_values(tensor)
+        rows.append((tensor.name, tensor.datatype, tensor.shape, tensor.place, size))
+    model, version, ident = response.model, response.version, response.id
+    if values or len(ident) > KEPT_ID:
+        head = _response_json(model, version, ident, rows, values)
+    else:
+        head = _known_response_json(model, version, ident, tuple(rows))
     if not parts:
         return Answer((head,))
     headers = (
@@ -282,6 +277,38 @@ def encode_response(response: InferResponse, request: InferRequest, *, all_binar
         ("Inference-Header-Content-Length", str(len(head))),
     )
     return Answer((head, *parts), headers=headers)
+
+
+# Name, datatype, shape, place in shared memory, bytes of binary data.
+_Row = tuple[str, str, tuple[int, ...], tuple[str, int, int] | None, int | None]
+
+
+def _response_json(
+    model: str, version: str, ident: str, rows: Sequence[_Row],
+    values: Mapping[int, list[Any]] = MappingProxyType({}),
+) -> bytes:  # fmt: skip
+    """Return the JSON of an answer; `values`: the elements of the outputs that have them here."""
+    outputs: list[dict[str, Any]] = []
+    for number, (name, datatype, shape, place, size) in enumerate(rows):
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+        if place is not None:
+            region, offset, written = place
+            output["parameters"] = {
+                "shared_memory_region": region, "shared_memory_byte_size": written,
+                **({"shared_memory_offset": offset} if offset else {}),
+            }  # fmt: skip
+        elif size is not None:
+            output["parameters"] = {"binary_data_size": size}
+        else:
+            output["data"] = values[number]
+        outputs.append(output)
+    body: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": outputs}
+    if ident:
+        body["id"] = ident
+    return msgspec.json.encode(body)
+
+
+_known_response_json = lru_cache(128)(_response_json)
 
 
 def _object(body: memoryview) -> dict[str, Any]:
@@ -297,7 +324,12 @@ def _parameters(body: memoryview) -> dict[str, Any]:
     return parameters
 
 
+class _IndexRequest(msgspec.Struct):
+    ready: bool = False
+
+
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
+_INDEX = msgspec.json.Decoder(_IndexRequest)
 
 _M = "/v2/models/(?P<model>[^/]+)"
 _MV = _M + "(?:/versions/(?P<version>[^/]+))?"

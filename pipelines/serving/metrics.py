@@ -33,8 +33,8 @@ def metrics_text(service: Service, connections: int) -> str:
         ("nv_inference_request_duration_us", "counter", "Time of requests.", request_us),
         ("nv_inference_pending_request_count", "gauge", "Requests not answered yet.", pending),
     ]
-    for stage in STAGES:
-        spent: Rows = [(one, model.figures.spent_ns[stage] // 1000) for one, model in by_model]
+    for place, stage in enumerate(STAGES):
+        spent: Rows = [(one, model.figures.spent_ns[place] // 1000) for one, model in by_model]
         name = f"nv_inference_{stage}_duration_us"
         families.append((name, "counter", f"Time of the stage {stage}.", spent))
     in_flight = service.in_flight_bytes

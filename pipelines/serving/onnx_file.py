@@ -24,8 +24,10 @@ class OnnxFile(Closing):
         self._session: Any
         self.inputs: tuple[Port, ...]
         self.outputs: tuple[Port, ...]
+        self._names: list[str]
         if share is not None:
             self._session, self.inputs, self.outputs = share._session, share.inputs, share.outputs
+            self._names = share._names
             return
         try:
             import onnxruntime
@@ -42,15 +44,15 @@ class OnnxFile(Closing):
             ) from error
         self.inputs = tuple(map(_port, self._session.get_inputs()))
         self.outputs = tuple(map(_port, self._session.get_outputs()))
+        self._names = [port.name for port in self.outputs]
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run it; several threads may. BYTES are texts here."""
-        names = [port.name for port in self.outputs]
         try:
-            values = self._session.run(names, dict(feeds))
+            values = self._session.run(self._names, dict(feeds))
         except Exception as error:  # as above
             raise SessionError(f"onnxruntime failed: {shortened(str(error))}") from error
-        return dict(zip(names, values, strict=True))
+        return dict(zip(self._names, values, strict=True))
 
     def close(self) -> None:
         """Give the session back."""

@@ -21,6 +21,7 @@ Parameters = Mapping[str, Parameter]
 MAX_DIMS = 32  # of numpy before 2.0
 MAX_ELEMENTS = 1 << 59  # numpy counts bytes in 63 bits, also where a dimension is 0
 MAX_WHOLE = (1 << 63) - 1
+KEPT_ID = 256  # the longest id of a request with which an answer's head is kept for the next
 
 BYTES = "BYTES"
 BF16 = "BF16"
@@ -162,14 +163,20 @@ def check_datatype(name: str, datatype: str) -> Datatype:
 
 def elements(name: str, shape: Sequence[int]) -> int:
     """Return the number of elements of a shape. Raises Refusal: it is no shape of a tensor."""
-    if any(dim < 0 for dim in shape):
+    if shape and min(shape) < 0:
         refuse(f"input {name!r} has the shape {list(shape)}: a dimension must be 0 or more")
-    if len(shape) > MAX_DIMS or prod(dim or 1 for dim in shape) > MAX_ELEMENTS:
+    if len(shape) > MAX_DIMS:
         refuse(
             f"input {name!r} has the shape {str(list(shape))[:200]}: a tensor has at most"
-            f" {MAX_DIMS} dimensions and {MAX_ELEMENTS} elements"
+            f" {MAX_DIMS} dimensions"
         )
-    return prod(shape)
+    count = prod(shape)
+    if (held := count or prod(dim or 1 for dim in shape)) > MAX_ELEMENTS:
+        what = f"the shape {str(list(shape))[:200]} of input {name!r}"
+        if held > MAX_WHOLE:
+            refuse(f"{what} causes total element count to exceed maximum size of {MAX_WHOLE}")
+        refuse(f"byte size overflow for input {name!r}: {what} has more than {MAX_ELEMENTS}")
+    return count
 
 
 def check_size(name: str, datatype: str, shape: Sequence[int], size: int) -> None:
@@ -184,7 +191,7 @@ def check_size(name: str, datatype: str, shape: Sequence[int], size: int) -> Non
 def whole(parameters: Parameters, key: str, where: str) -> int:
     """Return a parameter that is a whole number of 0 or more. Raises Refusal."""
     value = parameters.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_WHOLE:
+    if type(value) is not int or not 0 <= value <= MAX_WHOLE:  # bool is another type
         refuse(
             f"the parameter {key!r} of {where} is {value!r:.100}: give a whole number of 0 or more,"
             f" at most {MAX_WHOLE}"

@@ -166,7 +166,8 @@ class Scheduler:
         self._queue = RequestQueue(policy)
         self._deliver = deliver
         self._free = list(runs)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # to enter the lock itself costs less
         self._closing = False
         self._threads = [
             threading.Thread(target=self._loop, name=f"serve-{policy.model}-{number}")
@@ -192,7 +193,7 @@ class Scheduler:
         it, and return nothing, if it may go together with others, or if the only instance is not
         free. Raises Refusal."""
         policy = self._queue.policy
-        with self._changed:
+        with self._lock:
             if (
                 policy.max_batch == 1
                 and len(self._threads) == 1
@@ -221,7 +222,7 @@ class Scheduler:
         try:
             return run(batch)
         finally:
-            with self._changed:
+            with self._lock:
                 self._free.append(run)
                 if self._queue:
                     self._changed.notify()

@@ -96,13 +96,14 @@ class Service:
                 Status.UNAUTHENTICATED,
             )
 
-    def hold(self, size: int, total: int = 0) -> None:
+    def hold(self, size: int, total: int = 0, what: str = "request size") -> None:
         """Count bytes until `release`, of a request of `total`. Raises Refusal: the request is too
         large, or too many are held."""
         total = max(size, total)
         if total > self.max_request_bytes:
             refuse(
-                f"the request has {total} bytes; this server takes {self.max_request_bytes}",
+                f"{what} of {total} bytes exceeds the maximum allowed input size of"
+                f" {self.max_request_bytes} bytes (--request-mb of the server)",
                 Status.TOO_LARGE,
             )
         self._count(size, total)
@@ -224,8 +225,12 @@ class Service:
             inputs = [
                 one if one.place is None else await self.regions.read(one) for one in request.inputs
             ]
-            request = replace(request, inputs=inputs, targets=_targets(places))
-            tensors = await model.infer(request)
+            # What `replace` returns, in a third of the time.
+            read = InferRequest(
+                request.model, request.version, inputs, request.outputs, request.id,
+                request.parameters, request.traceparent, _targets(places),
+            )  # fmt: skip
+            tensors = await model.infer(read)
         finally:
             self.release(shared)
         return [await self._placed(one, places.get(one.name)) for one in tensors]

@@ -32,6 +32,7 @@ from pipelines.serving.protocol import (
 
 ROOT = Path("/dev/shm")  # where shm_open has its objects on Linux
 MAX_REGIONS = 1024
+MAX_NAME = 1024  # of a region, which answers repeat
 CLOSE_S = 10.0  # how long a client waits for requests that use a region which it unregisters
 CLOSE_POLL_S = 0.005
 COLLECT_S = 2.0
@@ -112,7 +113,9 @@ class Regions:
         """Return what a region is called. Raises Refusal: it cannot be registered."""
         if self._prefix is None:
             refuse("shared memory is off: this server answers other machines", Status.UNIMPLEMENTED)
-        where = f"shared memory region {name!r}"
+        where = f"shared memory region {name[:MAX_NAME]!r}"
+        if len(name) > MAX_NAME:
+            refuse(f"{where} has a name of {len(name)} characters; at most {MAX_NAME} are taken")
         if name in self._regions:
             refuse(f"{where} is registered already: unregister it first", Status.EXISTS)
         if name in self._closing:
@@ -210,7 +213,10 @@ class Regions:
                 f"input {tensor.name!r}: shared memory region {name!r} has {len(data)} bytes from"
                 f" offset {offset}; {size} were asked for"
             )
-        return from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
+        if tensor.datatype == BYTES:
+            return from_bytes(tensor.name, BYTES, tensor.shape, data)
+        array = np.frombuffer(data, DATATYPES[tensor.datatype].numpy)  # of the size, says `input`
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, array.reshape(tensor.shape))
 
     def place(self, where: str, parameters: Parameters) -> tuple[AnyRegion, int, int]:
         """Return the region, offset and size that parameters name. Raises Refusal."""

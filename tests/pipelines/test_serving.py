@@ -323,11 +323,16 @@ def test_refusals_of_paths_sizes_and_headers(ports: Ports, root: Path) -> None:
     assert body(port, "/v2/models/simple/infer", infer_body(), **negative)[0] == 400
     assert body(port, "/v2", Host="evil.example")[0] == 421
     assert body(port, "/v2", X="y" * 40000)[0] == 431
-    code, answer = body(port, "/v2/repository/index", b'{"ready": [true]}')
-    assert (code, "expected a boolean" in answer["error"]) == (400, True)
+    deep = b'{"ready": %b}' % (b"[" * 250_000 + b"]" * 250_000)
+    for asked in (b'{"ready": [true]}', b'{"ready": null}', deep):
+        code, answer = body(port, "/v2/repository/index", asked)
+        assert (code, "'ready': expected a boolean" in answer["error"]) == (400, True)
+    assert body(port, "/v2/repository/index", b"{")[0] == 400
+    assert body(port, "/v2/repository/index", b'{"other": {}}')[0] == 200
     with served(root, max_request_mb=1) as small:
         code, answer = body(small.http, "/v2/models/simple/infer", b" " * (2**20 + 1))
-        assert (code, "1048577 bytes; this server takes 1048576" in answer["error"]) == (413, True)
+        limit = "JSON size of 1048577 bytes exceeds the maximum allowed input size of 1048576"
+        assert (code, limit in answer["error"]) == (413, True)
 
 
 def test_classification(ports: Ports) -> None:

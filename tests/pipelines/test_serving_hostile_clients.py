@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +28,26 @@ from device.errors import ConfigError, PipelineError
 from pipelines.serving import http as http_port
 from pipelines.serving import release, scheduler
 from pipelines.serving.codec import from_bytes
+from pipelines.serving.grpc import _known_response_head
+from pipelines.serving.grpc import encode_response as encode_grpc
 from pipelines.serving.http import HEAD_BYTES, Connection, HttpServer
 from pipelines.serving.http_messages import MAX_HEADERS, Answer, Head
+from pipelines.serving.http_routes import _known_response_json
+from pipelines.serving.http_routes import encode_response as encode_http
 from pipelines.serving.instances import ModelInstances
 from pipelines.serving.messages import SERVICE, message
 from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import Port, parse_config
-from pipelines.serving.protocol import Parameters, Refusal, Status, Tensor, whole
+from pipelines.serving.protocol import (
+    KEPT_ID,
+    InferRequest,
+    InferResponse,
+    Parameters,
+    Refusal,
+    Status,
+    Tensor,
+    whole,
+)
 from pipelines.serving.service import Service
 from pipelines.serving.shared_memory import Regions
 
@@ -350,10 +364,59 @@ def infer_request(**changes: Any) -> Any:
     return request
 
 
-@pytest.mark.parametrize("shape", [[0, 2**62], [1] * 70, [10**30, 0]])
-def test_a_shape_that_no_array_has_is_refused(shape: list[int]) -> None:
-    with pytest.raises(Refusal, match="a tensor has at most 32 dimensions"):
+def send_slowly(one: socket.socket, times: int) -> None:
+    for _ in range(times):
+        one.sendall(bytes(10_000))
+        time.sleep(0.05)
+
+
+def test_a_client_that_sends_on_after_a_refusal_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_port, "LINGER_S", 0.3)
+    monkeypatch.setattr(http_port, "MAX_LINGER_S", 2.0)
+    refused = head("/v2/models/none/infer", "Content-Length: 900000000")
+    with served(tmp_path, max_request_mb=1) as ports:
+        with socket.create_connection(("127.0.0.1", ports.http), timeout=10) as one:
+            one.sendall(refused)
+            send_slowly(one, 20)  # longer than LINGER_S
+            assert one.recv(1 << 20).startswith(b"HTTP/1.1 413 ")
+        with socket.create_connection(("127.0.0.1", ports.http), timeout=10) as one:
+            one.sendall(refused)
+            with pytest.raises(ConnectionError):  # not forever
+                send_slowly(one, 200)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ([0, 2**62], "byte size overflow for input 'x'"),
+        ([4, 2**60 + 2], "byte size overflow for input 'x'"),
+        ([16, 2**60 + 2], "causes total element count to exceed maximum size of"),
+        ([10**30, 0], "causes total element count to exceed maximum size of"),
+        ([1] * 70, "a tensor has at most 32 dimensions"),
+        ([0] * 70, "a tensor has at most 32 dimensions"),
+    ],
+)
+def test_a_shape_that_no_array_has_is_refused(shape: list[int], sentence: str) -> None:
+    with pytest.raises(Refusal, match=sentence):
         from_bytes("x", "FP32", tuple(shape), b"")
+
+
+def test_what_a_client_names_at_length_is_not_kept(region: tuple[Regions, Path]) -> None:
+    tensor = from_bytes("y", "FP32", (1,), bytes(4))
+    asked = InferRequest("of this test", "", [])
+    encode: Callable[[InferResponse], object]
+    for kept, encode in (
+        (_known_response_head, encode_grpc),
+        (_known_response_json, partial(encode_http, request=asked, all_binary=True)),
+    ):
+        for ident, added in (("1" * KEPT_ID, 1), ("2" * (KEPT_ID + 1), 0)):
+            before = kept.cache_info().currsize
+            encode(InferResponse("of this test", "1", [tensor], ident))
+            assert kept.cache_info().currsize == before + added
+    with pytest.raises(Refusal, match="a name of 1025 characters; at most 1024"):
+        region[0].register("x" * 1025, region[1].name, 0, 8)
 
 
 @pytest.mark.parametrize("value", [10**400, 1 << 63], ids=["10**400", "2**63"])
