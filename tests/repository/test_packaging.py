@@ -198,7 +198,8 @@ def test_both_packages_the_c_library_and_the_change_log_have_one_version() -> No
         for folder in ("", "scripts/demo_data")
     )
     assert main == demo
-    assert f'image.version="{main}"' in (ROOT / "configs/Containerfile").read_text()
+    for recipe in ("Containerfile", "Containerfile.host"):
+        assert f'image.version="{main}"' in (ROOT / "configs" / recipe).read_text()
     native = ROOT / "device/native"
     assert f"project(tandem VERSION {main} " in (native / "CMakeLists.txt").read_text()
     header = (native / "include/tandem.h").read_text()
