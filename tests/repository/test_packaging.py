@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("calibration", "configs", "device", "pipelines", "tandem-stubs", "toolkit")
 FOLDERS_OF_THE_SOURCE = ("docs", "examples", "scripts", "tests")
 BESIDES = (
-    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md",
-    "THIRD_PARTY.md",
+    ".dockerignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md",
+    "SECURITY.md", "THIRD_PARTY.md",
     "pyproject.toml", "setup.py", "tandem.py",
 )  # fmt: skip
 CACHES = ("__pycache__", "*.pyc")
