@@ -67,6 +67,7 @@ debian_packages=(
     default-jre-headless
     fastddsgen
     g++
+    g++-aarch64-linux-gnu
     libclang-rt-dev
     libfastrtps-dev
     libxxhash-dev
@@ -95,6 +96,7 @@ debian_packages=(
     nghttp2-client
     postgresql
     prometheus
+    qemu-user-static
     rabbitmq-server
     shellcheck
     sudo

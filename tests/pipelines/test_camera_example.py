@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from docs_fixtures import ROOT
+from engine_fixtures import single_network, write_network
 from native_fixtures import NATIVE, compiled
 from video_fixtures import require_program
 
@@ -163,6 +164,15 @@ def test_a_double_of_a_camera_gives_the_same_objects(
     times_s = [5 + index * 0.033333 for index in range(FRAMES) if index != 1]
     expected = of_python(words[1], np.delete(pictures, 1, axis=0), times_s)
     assert_same(done.stdout.decode(), expected, pixels=2e-3)
+
+
+def test_an_engine_of_other_outputs_is_refused(command: Command, tmp_path: Path) -> None:
+    engine = write_network(tmp_path / "e", single_network())
+    words = command("-", 320, 240)
+    words[1] = str(engine)
+    done = subprocess.run(words, input=bytes(320 * 360), capture_output=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith(f"camera: {engine} has not one input, distances and")
 
 
 def test_it_ends_at_an_interrupt_between_frames(command: Command) -> None:

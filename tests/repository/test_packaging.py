@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("calibration", "configs", "device", "pipelines", "tandem-stubs", "toolkit")
 FOLDERS_OF_THE_SOURCE = ("docs", "examples", "scripts", "tests")
 BESIDES = (
-    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md",
-    "THIRD_PARTY.md",
+    ".dockerignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md",
+    "SECURITY.md", "THIRD_PARTY.md",
     "pyproject.toml", "setup.py", "tandem.py",
 )  # fmt: skip
 CACHES = ("__pycache__", "*.pyc")
@@ -198,7 +198,8 @@ def test_both_packages_the_c_library_and_the_change_log_have_one_version() -> No
         for folder in ("", "scripts/demo_data")
     )
     assert main == demo
-    assert f'image.version="{main}"' in (ROOT / "configs/Containerfile").read_text()
+    for recipe in ("Containerfile", "Containerfile.host"):
+        assert f'image.version="{main}"' in (ROOT / "configs" / recipe).read_text()
     native = ROOT / "device/native"
     assert f"project(tandem VERSION {main} " in (native / "CMakeLists.txt").read_text()
     header = (native / "include/tandem.h").read_text()

@@ -85,12 +85,13 @@ def test_results_are_those_of_the_python_session(
 def misfits() -> list[tuple[dict[str, np.ndarray], str]]:
     x = picture()
     return [
-        ({}, "input 'x' is missing"),
+        ({}, "the input lacks 'x'; give 'x'"),
+        ({"images": x}, "the input lacks 'x' and does not take 'images'; give 'x'"),
         ({"x": x.astype(np.float64)}, "input 'x' is of float64; give float32"),
         ({"x": x[0]}, "input 'x' has the shape (3, 16, 16); give (batch, 3, 16, 16)"),
         ({"x": x[:, :2].copy()}, "has the size 2 in dimension 1, the engine takes 3"),
         ({"x": np.repeat(x, 5, 0)}, "has the size 5 in dimension 0 ('batch'), the engine takes 1"),
-        ({"x": x, "z": x}, "there are 2 inputs; the engine takes 1"),
+        ({"x": x, "z": x, "a": x}, "the input does not take 'a', 'z'; give 'x'"),
     ]
 
 
@@ -125,7 +126,7 @@ def test_calls_that_no_caller_should_make_are_refused(
         with pytest.raises(NativeError) as caught:
             native.call(name, *arguments)
         assert caught.value.status == 3, name
-    with pytest.raises(NativeError, match="there is no output 'z'"):
+    with pytest.raises(NativeError, match="no output 'z' to write into an array; there are 'y'"):
         opened.infer({"x": picture()}, {"z": np.empty((1, 10), np.float32)})
     assert native.count("engine_input", null) == 0
 
@@ -147,7 +148,9 @@ def test_another_profile_and_a_missing_library_are_refused(native: Native, tmp_p
     path = write_network(tmp_path / "e", single_network())
     with pytest.raises(NativeError, match=r"is for orin-nano-8gb, this device is thor"):
         NativeSession(native, path, profile="thor")
-    with pytest.raises(NativeError, match=r"portable: onnxruntime cannot be loaded: .*nowhere"):
+    with pytest.raises(
+        NativeError, match=r"portable: onnxruntime cannot be loaded: .*nowhere.* is its path"
+    ):
         NativeSession(native, path, library=tmp_path / "nowhere.so")
 
 

@@ -4,6 +4,8 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tandem.h"
@@ -37,7 +39,7 @@ template <> struct DtypeOf<std::int64_t> { static constexpr tandem_dtype value =
 template <> struct DtypeOf<std::uint64_t> { static constexpr tandem_dtype value = TANDEM_UINT64; };
 template <> struct DtypeOf<double> { static constexpr tandem_dtype value = TANDEM_FLOAT64; };
 
-// An array on the host in C order; it does not own its data.
+// An array in C order; it does not own its data.
 struct Tensor {
   std::string name;
   tandem_dtype dtype = TANDEM_FLOAT32;
@@ -84,6 +86,7 @@ class Engine {
   void verify() const { check(tandem_engine_verify(engine_.get())); }
   std::string profile() const { return tandem_engine_profile(engine_.get()); }
   std::string precision() const { return tandem_engine_precision(engine_.get()); }
+  bool uncalibrated() const { return tandem_engine_uncalibrated(engine_.get()) != 0; }
   std::string manifest() const { return tandem_engine_manifest(engine_.get()); }
 
   std::vector<TensorInfo> inputs() const {
@@ -145,6 +148,13 @@ class Session {
       tensors.push_back({output.name, output.dtype, {output.shape, output.shape + output.rank}, output.data});
     }
     return tensors;
+  }
+
+  // The same on arrays in the GPU's memory, with a target for every output: see tandem_session_infer_on_stream.
+  void infer_on_stream(const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets, void* stream) {
+    const auto feeds = in_c(inputs), places = in_c(targets);
+    check(tandem_session_infer_on_stream(session_.get(), feeds.data(), feeds.size(), places.data(), places.size(),
+                                         stream));
   }
 
  private:

@@ -73,7 +73,8 @@ class Runtime {
  public:
   explicit Runtime(const std::string& library) {
     Handle handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) refuse_session("onnxruntime cannot be loaded: ", ::dlerror());
+    if (handle == nullptr)
+      refuse_session("onnxruntime cannot be loaded: ", ::dlerror(), " (tandem_session_options.onnxruntime is its path)");
     const auto get_base = reinterpret_cast<const ApiBase* (*)()>(::dlsym(handle, "OrtGetApiBase"));
     if (get_base == nullptr) refuse_session(library, " is not onnxruntime: it has no OrtGetApiBase");
     version_ = get_base()->version();

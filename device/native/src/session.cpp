@@ -131,14 +131,27 @@ void Session::load(const Segment& segment, const SessionOptions& options) {
   refuse_session(engine_->path(), ": segment ", quoted(segment.name), " cannot run here: ", reasons);
 }
 
+// Throws SessionError, which names them, if inputs are missing or unknown.
+void Session::check_names(const Views& inputs) const {
+  const std::vector<std::string>& names = engine_->manifest().inputs;
+  std::vector<std::string> missing, unknown;
+  for (const std::string& name : names)
+    if (inputs.count(name) == 0) missing.push_back(name);
+  for (const auto& [name, view] : inputs)
+    if (std::find(names.begin(), names.end(), name) == names.end()) unknown.push_back(name);
+  std::sort(unknown.begin(), unknown.end());
+  std::string problems = missing.empty() ? "" : " lacks " + quoted(missing);
+  if (!unknown.empty()) problems += (problems.empty() ? " does not take " : " and does not take ") + quoted(unknown);
+  if (!problems.empty()) refuse_session("the input", problems, "; give ", quoted(names));
+}
+
 std::vector<Int> Session::check_inputs(const Views& inputs) const {
+  check_names(inputs);
   const Manifest& manifest = engine_->manifest();
   std::vector<Int> point(manifest.dims.size(), -1);
   for (const std::string& name : manifest.inputs) {
-    const auto input = inputs.find(name);
     const std::string where = "input " + quoted(name);
-    if (input == inputs.end()) refuse_session(where, " is missing");
-    const View& view = input->second;
+    const View& view = inputs.at(name);
     const TensorInfo& tensor = engine_->facts().tensor(name);
     check_view(tensor, view, where);
     for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
@@ -160,15 +173,14 @@ std::vector<Int> Session::check_inputs(const Views& inputs) const {
     }
     if (view.data == nullptr && bytes_of(view) > 0) refuse_session(where, " has no data");
   }
-  if (inputs.size() != manifest.inputs.size())
-    refuse_session("there are ", inputs.size(), " inputs; the engine takes ", manifest.inputs.size());
   return point;
 }
 
 void Session::check_targets(const Views& targets) const {
   const std::vector<std::string>& names = engine_->manifest().outputs;
   for (const auto& [name, view] : targets) {
-    if (std::find(names.begin(), names.end(), name) == names.end()) refuse_session("there is no output ", quoted(name));
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      refuse_session("there is no output ", quoted(name), " to write into an array; there are ", quoted(names));
     const std::string where = "the array for output " + quoted(name);
     check_view(engine_->facts().tensor(name), view, where);
     if (view.data == nullptr && bytes_of(view) > 0) refuse_session(where, " has no data");

@@ -36,6 +36,7 @@ class Session {
   void infer_on_stream(const Views& inputs, const Views& targets, void* stream);
 
  private:
+  void check_names(const Views& inputs) const;
   std::vector<Int> check_inputs(const Views& inputs) const;
   void check_targets(const Views& targets) const;
   View output_view(const TensorInfo& tensor, const std::vector<Int>& point, const Views& targets);

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tandem::internal {
 
@@ -35,6 +36,12 @@ inline std::string quoted(std::string_view name) {
       text += letter;
   }
   return text + "'";
+}
+
+inline std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + quoted(name);
+  return text;
 }
 
 namespace detail {

@@ -85,6 +85,14 @@ void planes(Input& input) {
   check(given == expected || (std::isnan(given) && std::isnan(expected)));
 }
 
+// Blue, green or red of one pixel by OpenCV's fixed point, from whole numbers of its own.
+int byte_of_yuv(int luma, const std::uint8_t* pair, std::size_t channel) {
+  constexpr std::int64_t kU[] = {2116026, -409993, 0}, kV[] = {0, -852492, 1673527};
+  const std::int64_t bright = luma < 16 ? 0 : (luma - 16) * std::int64_t{1220542};
+  const std::int64_t value = bright + kU[channel] * (pair[0] - 128) + kV[channel] * (pair[1] - 128) + (1 << 19);
+  return value < 0 ? 0 : value >> 20 > 255 ? 255 : static_cast<int>(value >> 20);
+}
+
 void planes_nv12(Input& input) {
   tandem_planes_call call{};
   call.rows = input.below(7), call.columns = input.below(2) * 1019 + input.below(20);
@@ -92,7 +100,8 @@ void planes_nv12(Input& input) {
   call.row_stride = call.columns + input.below(5);
   call.plane_stride = call.rows * call.row_stride + input.below(9);
   call.reversed = input.any<std::uint8_t>() % 2;
-  for (float& factor : call.factors) factor = 1.0f;
+  for (int plane = 0; plane < 3; ++plane)
+    call.factors[plane] = input.number<float>(), call.shifts[plane] = input.number<float>();
   if (call.rows == 0 || call.columns == 0) return;
   const std::size_t last = call.rows - 1;
   const std::size_t luma_size = last * call.pixel_stride + call.columns;
@@ -106,8 +115,11 @@ void planes_nv12(Input& input) {
   for (std::size_t plane = 0; plane < 3; ++plane)
     for (std::size_t y = 0; y < call.rows; ++y)
       for (std::size_t x = 0; x < call.columns; ++x) {
-        const float value = out[plane * call.plane_stride + y * call.row_stride + x];
-        check(value >= 0.0f && value <= 255.0f && value == std::floor(value));
+        const std::uint8_t* pair = chroma.get() + y / 2 * call.pixel_stride + x / 2 * 2;
+        const int byte = byte_of_yuv(luma[y * call.pixel_stride + x], pair, call.reversed ? 2 - plane : plane);
+        const float expected = static_cast<float>(byte) * call.factors[plane] - call.shifts[plane];
+        const float given = out[plane * call.plane_stride + y * call.row_stride + x];
+        check(given == expected || (std::isnan(given) && std::isnan(expected)));
       }
 }
 

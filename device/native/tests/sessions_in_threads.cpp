@@ -14,6 +14,21 @@ constexpr int kThreads = 4;
 constexpr int kSessions = 3;  // of each thread, one after the other
 constexpr int kInferences = 3;
 
+// The outputs of arrays in the GPU's memory, which the double takes for the CPU's; whatever else runs them: "".
+std::string on_stream(tandem::Session& session, const std::vector<tandem::Tensor>& inputs,
+                      const std::vector<tandem::Tensor>& outputs) {
+  for (const tandem_report& report : session.reports())
+    if (std::strcmp(report.implementation, "cuda") != 0) return "";
+  std::vector<std::vector<char>> arrays;
+  std::vector<tandem::Tensor> targets = outputs;
+  for (tandem::Tensor& target : targets)
+    target.data = arrays.emplace_back(target.size() * tandem_dtype_bytes(target.dtype)).data();
+  session.infer_on_stream(inputs, targets, nullptr);
+  std::string bytes;
+  for (const std::vector<char>& array : arrays) bytes.append(array.data(), array.size());
+  return bytes;
+}
+
 std::string run(const tandem::Engine& engine, const tandem_session_options& options) {
   tandem::Session session(engine, &options);
   std::vector<std::vector<char>> arrays;
@@ -28,8 +43,11 @@ std::string run(const tandem::Engine& engine, const tandem_session_options& opti
   std::string bytes;
   for (int i = 0; i < kInferences; ++i) {
     bytes.clear();
-    for (const tandem::Tensor& output : session.infer(inputs))
+    const auto outputs = session.infer(inputs);
+    for (const tandem::Tensor& output : outputs)
       bytes.append(static_cast<const char*>(output.data), output.size() * tandem_dtype_bytes(output.dtype));
+    const std::string others = on_stream(session, inputs, outputs);
+    if (!others.empty() && others != bytes) return "";
   }
   return bytes;
 }
