@@ -395,7 +395,8 @@ class _Dask(Executor):
         *args: Any,  # noqa: ANN401  (as Executor's)
         **kwargs: Any,  # noqa: ANN401  (as Executor's)
     ) -> Future[Any]:
-        """Give a task to the scheduler."""
+        """Give a task to the scheduler. Raises WorkersError: it is gone."""
+        self._check_open()
         return self._executor.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -403,7 +404,9 @@ class _Dask(Executor):
         self._client.close()
 
     def check(self, tasks: int) -> None:
-        """Say where nobody is there for so many tasks. Raises WorkersError: for too long."""
+        """Say where nobody is there for so many tasks. Raises WorkersError: for too long, or the
+        scheduler is gone."""
+        self._check_open()
         now_s = time.monotonic()
         if now_s - self._asked_s < POLL_S:
             return
@@ -430,5 +433,11 @@ class _Dask(Executor):
     def _workers(self) -> tuple[str, ...]:
         try:
             return tuple(sorted(self._client.nthreads()))
-        except OSError:  # the scheduler is away: it tells the futures so
+        except (OSError, RuntimeError):  # the scheduler is away
             return ()
+
+    def _check_open(self) -> None:
+        if self._client.status in {"closing", "closed"}:  # by itself, after attempts to reconnect
+            raise WorkersError(
+                f"the scheduler {self._address} is gone: start it and its workers, and run it again"
+            )

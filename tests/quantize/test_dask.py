@@ -34,8 +34,8 @@ def _distributed() -> None:
     pytest.importorskip("distributed")
 
 
-@pytest.fixture
-def scheduler() -> Iterator[str]:
+@contextmanager
+def dask_scheduler() -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-show"]
     command += ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -44,8 +44,14 @@ def scheduler() -> Iterator[str]:
             pass
         drain = threading.Thread(target=process.stderr.read, daemon=True)
         drain.start()
-        yield match[0]
+        yield match[0], process
         process.terminate()
+
+
+@pytest.fixture
+def scheduler() -> Iterator[str]:
+    with dask_scheduler() as (address, _process):
+        yield address
 
 
 def start_worker(address: str, python: str = sys.executable) -> "subprocess.Popen[bytes]":
@@ -202,6 +208,24 @@ def test_a_run_without_a_worker_ends_after_a_stated_time(
                 monkeypatch.setattr("toolkit.workers.END_ALONE_S", 1.0)
 
     with pytest.raises(WorkersError, match=r"shows no worker, and [123] tasks wait.* came in 1 s"):
+        run()
+
+
+def test_a_scheduler_that_is_killed_ends_the_run_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolkit.workers.CONNECT", "3s")
+
+    def run() -> None:
+        with (
+            dask_scheduler() as (address, process),
+            started(address),
+            open_workers(address) as workers,
+        ):
+            for _ in workers.run(subprocess.check_output, dict.fromkeys(range(9), (SLEEP,))):
+                process.kill()
+
+    with pytest.raises(WorkersError, match=r"the scheduler tcp://127.0.0.1:\d+ is gone: start it"):
         run()
 
 
