@@ -777,6 +777,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", default="", help="URL of an empty PostgreSQL, for --row shared")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each row")
     options = parser.parse_args(arguments)
+    if "shared" in (options.row or ()) and not options.store.startswith("postgresql://"):
+        parser.error(
+            "--row shared has two servers on one store, which only PostgreSQL lets them share, and "
+            f"--store is {options.store or 'not given'}: make an empty database, and give its URL "
+            "as --store postgresql://user@host/empty"
+        )
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     passed = True

@@ -137,6 +137,8 @@ def calibrate(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         "wall_s": round(spread[0], 1),
         "ideal_s": round(ideal, 1),
         "wall_to_ideal": round(spread[0] / ideal, 2),
+        "load": round(os.getloadavg()[0], 1),  # with others' work: the ideal is of an idle machine
+        "cpu_s_here": round(spread[1], 1),
         "cpu_s_here_and_of_workers_alive": round(spread[1] + used, 1),
     }
 

@@ -5,26 +5,30 @@ it by its name; whichever result of a task comes first counts, and counts once.
 """
 
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from concurrent.futures.process import ProcessPoolExecutor
+from concurrent.futures.thread import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from device.start.memory_watch import available_bytes
 from device.errors import TandemError
 from device.install_advice import pip_install
 from device.start.guard import die_with_parent
-from device.start.memory_watch import available_bytes
 from toolkit.cache import BUILDING, code_version, package_version
 from toolkit.errors import WorkersError
 
@@ -37,6 +41,8 @@ COPIES_OF_MODEL = 3  # as ONNX, as the graph, and in the session
 COPIES = 4  # of a late task at most
 CONNECT = "10s"  # to a scheduler
 REFUSED_S = 2.0  # that a worker waits once it has refused: others are to take its tasks
+POLL_S = 2.0  # until a scheduler is asked again whether it has workers
+ALONE_S, END_ALONE_S = 10.0, 1800.0  # without a worker, until it is said, and until a run ends
 
 K = TypeVar("K")
 
@@ -70,11 +76,65 @@ class _LateFunction(msgspec.Struct, frozen=True):
         return result
 
 
+def _check_name(function: Callable[..., bytes]) -> None:
+    """Raises WorkersError: workers in other processes cannot find a function by its name."""
+    module, name = getattr(function, "__module__", ""), getattr(function, "__name__", "")
+    if module != "__main__" and getattr(sys.modules.get(module), name, None) is function:
+        return
+    inner = function.func if isinstance(function, partial) else function
+    where = f"{inner.__module__}.{getattr(inner, '__qualname__', repr(inner))}"
+    raise WorkersError(
+        f"{'a partial of ' if inner is not function else ''}{where} cannot run on workers, which "
+        "find a function by its name in its module: give one of a module other than the script, "
+        "and what it needs as arguments of the tasks"
+    )
+
+
 class _Answer(msgspec.Struct, frozen=True):
     worker: str
     result: bytes = b""
     refused: str = ""
     failure: str = ""
+
+
+@dataclass(slots=True)
+class _Progress(Generic[K]):
+    """The tasks of a run that have no result, and what runs where."""
+
+    missing: dict[K, tuple[Any, ...]]
+    running: dict[Future[bytes], K] = field(default_factory=dict)
+    # These wait: who refuses at once would take the tasks of all others.
+    refused: set[K] = field(default_factory=set)
+    logged: set[str] = field(default_factory=set)
+    lost: int = 0
+    longest_s: float = 0.0  # between two results
+    last_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def late_s(self) -> float:
+        """Without a result for so long, what runs is late."""
+        return max(MIN_LATE_S, LATE * self.longest_s)
+
+    def startable(self) -> Set[K]:
+        """What has no result, runs nowhere and is not refused."""
+        return self.missing.keys() - set(self.running.values()) - self.refused
+
+    def take_result(self, key: K) -> None:
+        """A task has its result."""
+        del self.missing[key]
+        _cancel(self.running, key)
+        self.refused.clear()
+        now_s = time.monotonic()
+        self.lost, self.longest_s = 0, max(self.longest_s, now_s - self.last_s)
+        self.last_s = now_s
+
+    def note(self, problem: str) -> None:
+        """Say why tasks have no result. Raises WorkersError: again and again."""
+        if problem not in self.logged:
+            LOG.warning("%s; what it had is run again", problem)
+        self.logged.add(problem)
+        self.lost += not self.running  # then all that was given out is lost
+        _end_lost(problem, self.lost)
 
 
 class Workers(AbstractContextManager["Workers"]):
@@ -118,50 +178,48 @@ class Workers(AbstractContextManager["Workers"]):
 
         Raises WorkersError: tasks are lost or refused again and again, and what a task raises.
         """
-        missing, running = dict(tasks), dict[Future[bytes], K]()
-        expected = versions(packages)
+        state, expected = _Progress(dict(tasks)), versions(packages)
         need = MIN_FREE_BYTES + COPIES_OF_MODEL * model_bytes
-        logged = set[str]()
-        refused = set[K]()  # these wait: who refuses at once would take the tasks of all others
-        lost, longest, last = 0, 0.0, time.monotonic()
 
         def submit(keys: Iterable[K]) -> None:
-            running.update(
-                {self._submit(function, missing[key], expected, need): key for key in keys}
+            state.running.update(
+                {self._submit(function, state.missing[key], expected, need): key for key in keys}
             )
 
         try:
-            while missing:
-                submit(missing.keys() - set(running.values()) - refused)
-                limit = max(MIN_LATE_S, LATE * longest)
-                done, _ = wait(running, timeout=limit, return_when=FIRST_COMPLETED)
-                submit(_late(missing, running) if alike and not done else ())
-                ended = [(running.pop(future), self._result(future)) for future in done]
+            while state.missing:
+                submit(state.startable())
+                done = self._await_some(state.running, state.late_s)
+                submit(_late(state.missing, state.running) if alike and not done else ())
+                ended = [(state.running.pop(future), self._result(future)) for future in done]
                 problem = ""
                 for key, answer in sorted(ended, key=lambda row: bool(row[1].failure)):
-                    if key not in missing:
+                    if key not in state.missing:
                         continue
-                    why = _refusal(answer) or check(key, answer.result)
-                    if why:
+                    if why := _refusal(answer) or check(key, answer.result):
                         problem = f"{answer.worker} {why}"
-                        refused.add(key)
+                        state.refused.add(key)
                         continue
-                    del missing[key]
-                    _cancel(running, key)
-                    refused.clear()
-                    now = time.monotonic()
-                    lost, longest, last = 0, max(longest, now - last), now
+                    state.take_result(key)
                     yield key, answer.result
                 if problem:
-                    if problem not in logged:
-                        LOG.warning("%s; what it had is run again", problem)
-                    logged.add(problem)
-                    lost += not running  # then all that was given out is lost
-                    _end_lost(problem, lost)
-                if not (done and running):
-                    refused.clear()
+                    state.note(problem)
+                if not (done and state.running):
+                    state.refused.clear()
         finally:
-            self._cancel_all(running)
+            self._cancel_all(state.running)
+
+    def _await_some(self, running: Mapping[Future[bytes], K], for_s: float) -> set[Future[bytes]]:
+        """Return what has ended, nothing after so many seconds. Raises WorkersError: the scheduler
+        has had no worker for too long."""
+        until_s = time.monotonic() + for_s
+        while True:
+            left_s = max(0.0, until_s - time.monotonic())
+            done, _ = wait(running, timeout=min(POLL_S, left_s), return_when=FIRST_COMPLETED)
+            if isinstance(self._executor, _Dask):
+                self._executor.check(len(set(running.values())))
+            if done or left_s <= POLL_S:
+                return done
 
     def _cancel_all(self, running: Iterable[Future[bytes]]) -> None:
         # Ended processes are told to all futures, which would fail on cancelled ones.
@@ -177,6 +235,8 @@ class Workers(AbstractContextManager["Workers"]):
     ) -> Future[bytes]:
         for _ in range(MAX_LOST):
             self._executor = self._executor or self._start()
+            if not isinstance(self._executor, ThreadPoolExecutor):
+                _check_name(function)
             try:
                 return self._executor.submit(
                     _answer, _Function(function), expected, arguments, need
@@ -314,6 +374,70 @@ def _dask(address: str) -> Executor:
             f"the scheduler {address} cannot be reached ({error}): start it with `dask scheduler`, "
             "or check its address"
         ) from error
-    executor: Executor = client.get_executor(pure=False)  # twice: run twice
-    executor.shutdown = lambda *_, **__: client.close()  # type: ignore[method-assign]
-    return executor
+    return _Dask(client, address)
+
+
+class _Dask(Executor):
+    """The workers of a scheduler of Dask, which may come and go."""
+
+    def __init__(self, client: Any, address: str) -> None:  # noqa: ANN401  (Dask has no types)
+        self._client = client
+        self._executor: Executor = client.get_executor(pure=False)  # twice: run twice
+        self._address = address
+        self._last, self._asked_s = self._workers(), time.monotonic()  # that it had, and when
+        self._alone_since_s = math.inf
+        self._is_logged = False
+
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,  # noqa: ANN401  (as Executor's)
+        **kwargs: Any,  # noqa: ANN401  (as Executor's)
+    ) -> Future[Any]:
+        """Give a task to the scheduler. Raises WorkersError: it is gone."""
+        self._check_open()
+        return self._executor.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the scheduler, which drops what it has of this run."""
+        self._client.close()
+
+    def check(self, tasks: int) -> None:
+        """Say where nobody is there for so many tasks. Raises WorkersError: for too long, or the
+        scheduler is gone."""
+        self._check_open()
+        now_s = time.monotonic()
+        if now_s - self._asked_s < POLL_S:
+            return
+        self._asked_s, workers = now_s, self._workers()
+        if workers:
+            if self._is_logged:
+                LOG.warning("the scheduler %s has %d workers", self._address, len(workers))
+            self._last, self._alone_since_s, self._is_logged = workers, math.inf, False
+            return
+        self._alone_since_s = min(now_s, self._alone_since_s)
+        alone_s = now_s - self._alone_since_s
+        shown = f"the scheduler {self._address} shows no worker, and {tasks} tasks wait"
+        if self._last:
+            shown += f"; the last that it had: {', '.join(self._last[:4])}"
+        advice = f"start workers (`dask worker {self._address}`)"
+        if alone_s >= END_ALONE_S:
+            raise WorkersError(f"{shown}; none came in {alone_s:.0f} s: {advice} and run it again")
+        if alone_s >= ALONE_S and not self._is_logged:
+            LOG.warning(
+                "%s: %s. Without one it ends in %.0f s", shown, advice, END_ALONE_S - alone_s
+            )
+            self._is_logged = True
+
+    def _workers(self) -> tuple[str, ...]:
+        try:
+            return tuple(sorted(self._client.nthreads()))
+        except (OSError, RuntimeError):  # the scheduler is away
+            return ()
+
+    def _check_open(self) -> None:
+        if self._client.status in {"closing", "closed"}:  # by itself, after attempts to reconnect
+            raise WorkersError(
+                f"the scheduler {self._address} is gone: start it and its workers, and run it again"
+            )

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher
 from paho.mqtt import publish
+from paho.mqtt.enums import MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from device.protocol import left_out, mqtt, mqtt_connection
 from device.protocol.left_out import AGAIN_S, STEADY_S, LeftOut
@@ -125,6 +128,9 @@ GIANT_BYTES = 40 * 2**20
 WRITER = """
 import sys
 from paho.mqtt import publish
+from paho.mqtt.enums import MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 publish.single("t/1", bytes(int(sys.argv[2])), qos=1, retain=True, port=int(sys.argv[1]))
 """
 
@@ -268,6 +274,26 @@ def test_a_broker_that_sends_rubbish_costs_the_connection_not_the_link(packet: b
                 assert isinstance(down, LinkDown), down
                 assert "\n" not in down.reason
                 connection.close()
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+def test_messages_of_each_kind_are_taken_as_they_were_published(
+    broker: Mosquitto, version: str
+) -> None:
+    """With properties of MQTT 5 and without, of which paho reads only the former here."""
+    named = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    named.ContentType, named.UserProperty = "text/plain", ("a", "b" * 200)
+    sent = [
+        {"topic": f"t/{qos}/{count}/{bool(properties)}", "payload": b"\0" * count, "qos": qos,
+         "properties": properties}
+        for qos in (0, 1, 2) for properties in (None, named) for count in (1, 2, 70_000)
+    ]  # fmt: skip
+    with link_to(broker.port, version=version) as (_link, events):
+        assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+        publish.multiple(sent, port=broker.port, protocol=MQTTProtocolVersion.MQTTv5)
+        taken = [events.get(timeout=WAIT_S) for _ in sent]
+    expected = [Message(str(one["topic"]), bytes(one["payload"])) for one in sent]
+    assert sorted(taken, key=str) == sorted(expected, key=str)
 
 
 def test_a_topic_that_is_not_text_is_dropped() -> None:

@@ -99,6 +99,22 @@ def test_figures_that_are_no_numbers_are_kept_as_they_are(store: Database) -> No
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_text_that_holds_null_is_written_as_it_is(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most reports of devices do, and looking at each value costs more than the statement."""
+    monkeypatch.setattr(dialects, "_in_json", lambda _value: pytest.fail("each value is looked at"))
+    text = '{"dla":null,"a":[1,null],"b":[null]}'
+    with store.write():
+        store.run_many("INSERT INTO documents VALUES (?, ?, ?)", [("d", '{"a":null}', "null")])
+        monkeypatch.undo()
+        store.run_many("INSERT INTO documents VALUES (?, ?, ?)", [("e", text, "null")])
+    assert store.rows("SELECT * FROM documents ORDER BY id") == [
+        ("d", '{"a":null}', "null"), ("e", text, "null"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_statement_of_many_rows_has_a_limit_in_bytes(
     store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

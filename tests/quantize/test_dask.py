@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def _distributed() -> None:
     pytest.importorskip("distributed")
 
 
-@pytest.fixture
-def scheduler() -> Iterator[str]:
+@contextmanager
+def dask_scheduler() -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-show"]
     command += ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -43,8 +44,14 @@ def scheduler() -> Iterator[str]:
             pass
         drain = threading.Thread(target=process.stderr.read, daemon=True)
         drain.start()
-        yield match[0]
+        yield match[0], process
         process.terminate()
+
+
+@pytest.fixture
+def scheduler() -> Iterator[str]:
+    with dask_scheduler() as (address, _process):
+        yield address
 
 
 def start_worker(address: str, python: str = sys.executable) -> "subprocess.Popen[bytes]":
@@ -52,6 +59,16 @@ def start_worker(address: str, python: str = sys.executable) -> "subprocess.Pope
     command += ["--nthreads", "1", "--no-dashboard"]
     env = {**os.environ, "PYTHONPATH": str(Path(configs.ROOT).parent)}
     return subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env)
+
+
+@contextmanager
+def started(address: str) -> Iterator["subprocess.Popen[bytes]"]:
+    worker = start_worker(address)
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 def kill_after_a_shard(worker: "subprocess.Popen[bytes]", stored: Path) -> None:
@@ -147,3 +164,81 @@ def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) 
         pytest.raises(WorkersError, match=":9 cannot"),
     ):
         list(workers.run(bytes, {1: ()}))
+
+
+SLEEP = ["sleep", "0.3"]  # a task whose function each worker has: subprocess.check_output
+
+
+def test_a_run_says_that_its_last_worker_is_gone_and_goes_on_when_one_comes(
+    scheduler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("toolkit.workers.POLL_S", 0.2)
+    monkeypatch.setattr("toolkit.workers.ALONE_S", 0.5)
+    with started(scheduler) as first, open_workers(scheduler) as workers, ExitStack() as stack:
+        results = workers.run(subprocess.check_output, dict.fromkeys(range(4), (SLEEP,)))
+        next(results)
+        first.kill()
+
+        def help_when_asked() -> None:
+            until_s = time.monotonic() + WAIT_S
+            while "shows no worker" not in caplog.text and time.monotonic() < until_s:
+                time.sleep(0.1)
+            stack.enter_context(started(scheduler))
+
+        helper = threading.Thread(target=help_when_asked)
+        helper.start()
+        assert len(list(results)) == 3
+        helper.join()
+    said = (
+        rf"scheduler {scheduler} shows no worker, and [123] tasks wait; the last that it had: tcp"
+    )
+    assert re.search(said, caplog.text)
+    assert f"start workers (`dask worker {scheduler}`)" in caplog.text
+
+
+def test_a_run_without_a_worker_ends_after_a_stated_time(
+    scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.workers.POLL_S", 0.2)
+
+    def run() -> None:
+        with started(scheduler) as only, open_workers(scheduler) as workers:
+            for _ in workers.run(subprocess.check_output, dict.fromkeys(range(4), (SLEEP,))):
+                only.kill()
+                monkeypatch.setattr("toolkit.workers.END_ALONE_S", 1.0)
+
+    with pytest.raises(WorkersError, match=r"shows no worker, and [123] tasks wait.* came in 1 s"):
+        run()
+
+
+def test_a_scheduler_that_is_killed_ends_the_run_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolkit.workers.CONNECT", "3s")
+
+    def run() -> None:
+        with (
+            dask_scheduler() as (address, process),
+            started(address),
+            open_workers(address) as workers,
+        ):
+            for _ in workers.run(subprocess.check_output, dict.fromkeys(range(9), (SLEEP,))):
+                process.kill()
+
+    with pytest.raises(WorkersError, match=r"the scheduler tcp://127.0.0.1:\d+ is gone: start it"):
+        run()
+
+
+def test_ctrl_c_ends_a_run_that_waits_for_a_worker(scheduler: str) -> None:
+    code = (
+        "import subprocess, toolkit.workers as workers; workers.POLL_S = workers.ALONE_S = 0.2\n"
+        f"with workers.open_workers({scheduler!r}) as those:\n"
+        f"    list(those.run(subprocess.check_output, {{1: ({SLEEP},)}}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        while "shows no worker, and 1 tasks wait:" not in next_line(run, run.stderr):
+            pass
+        run.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in run.communicate(timeout=WAIT_S / 4)[1]
+        assert run.returncode in {1, 130, -signal.SIGINT}

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -47,6 +49,24 @@ def test_dask_runs_a_task_that_is_given_out_twice(monkeypatch: pytest.MonkeyPatc
         first, second = (workers._submit(count_run, (), versions(())) for _ in range(2))
         assert first.result(30) == second.result(30)
     assert len(RUNS) == 2
+
+
+def test_a_function_that_no_other_process_finds_by_name_is_refused_before_one_starts() -> None:
+    def local() -> bytes:
+        return b""
+
+    unnamed: list[tuple[Callable[..., bytes], str]] = [
+        (lambda: b"", r"\.<lambda> cannot run on workers"),
+        (local, r"test_workers\.test_a_func.*\.local cannot run"),
+        (partial(local), r"a partial of .*\.local cannot run"),
+        (partial(count_run), r"a partial of .*test_workers\.count_run cannot run"),
+        ([1].copy, "copy cannot run"),  # type: ignore[list-item]
+    ]
+    with open_workers("1") as workers:
+        for function, message in unnamed:
+            with pytest.raises(WorkersError, match=message):
+                next(workers.run(function, {1: ()}))
+            assert not workers._executor._processes  # type: ignore[union-attr]
 
 
 def threads(count: int) -> Workers:

@@ -33,6 +33,16 @@ def test_a_rollout_goes_on_when_one_of_two_servers_is_killed(
     assert re.search(rates, note)
 
 
+@pytest.mark.parametrize("store", ["", "sqlite:///fleet.db"])
+def test_two_servers_without_postgresql_are_refused_at_once(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_fleet, "measure", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(SystemExit):
+        bench_fleet.main(["--row", "shared", "--store", store])
+    assert "--store postgresql://user@host/empty" in capsys.readouterr().err
+
+
 def test_lengths_of_packets_are_those_of_mqtt() -> None:
     """The examples of MQTT 3.1.1, table 2.4."""
     from scripts.light_devices import _length

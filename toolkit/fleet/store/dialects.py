@@ -124,7 +124,8 @@ def _run_part(connection: Connection, sql: str, rows: Rows) -> None:
         _run_part(connection, sql, rows[:middle])
         _run_part(connection, sql, rows[middle:])
         return
-    if b"\\u0000" in values or b"null" in values:  # JSON says null for NaN and infinity
+    # JSON says null for NaN and infinity; texts hold the word, too, but after a colon.
+    if b"\\u0000" in values or b"[null" in values or b",null" in values:
         values = msgspec.json.encode([[_in_json(value) for value in row] for row in rows])
     connection.execute(statement_of_rows(sql, rows), (values.decode(),))
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from securesystemslib.signer import Key, SSlibKey
 
 from device.errors import TrustError
@@ -12,6 +13,17 @@ from toolkit.errors import FleetError
 from toolkit.fleet.authority import read_certificate, read_revoked
 
 DEVICES = "devices"  # of the CA's folder: a folder of certificates for each device
+
+
+class _ParsedKey(SSlibKey):
+    """A device's key, parsed once: securesystemslib parses its PEM for each signature."""
+
+    def __init__(self, key: SSlibKey, parsed: PublicKeyTypes) -> None:
+        super().__init__(key.keyid, key.keytype, key.scheme, key.keyval)
+        self._parsed = parsed
+
+    def _crypto_key(self) -> PublicKeyTypes:
+        return self._parsed
 
 
 class ReportKeys:
@@ -63,11 +75,13 @@ class ReportKeys:
     def _read_keys(self, folder: Path) -> dict[str, Key]:
         revoked = self._revoked[1]
         keys: dict[str, Key] = {}
-        for path in sorted(folder.glob("*.crt")):
-            if path.stem in revoked:
+        for name in sorted(os.listdir(folder)):
+            stem, suffix = os.path.splitext(name)
+            if suffix != ".crt" or stem in revoked:
                 continue
             try:
-                key = SSlibKey.from_crypto(read_certificate(path).public_key())
+                parsed = read_certificate(folder / name).public_key()
+                key = _ParsedKey(SSlibKey.from_crypto(parsed), parsed)
             except (FleetError, ValueError):  # not one of ours
                 continue
             keys[key.keyid] = key
