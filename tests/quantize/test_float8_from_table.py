@@ -191,6 +191,30 @@ def test_products_stay_in_fp16_until_outputs_reach_their_targets(
     assert not result.judgement.broken
 
 
+@pytest.mark.usefixtures("fast")
+def test_a_relu_before_fp8_is_computed_by_judges_and_engines(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """An optimizer of onnxruntime drops the Relu, as before a QuantizeLinear to UINT8."""
+    nodes = [
+        node("MatMul", "x w", "h"), node("Add", "h b", "a"), node("Relu", "a", "r"),
+        node("MatMul", "r v", "y"),
+    ]  # fmt: skip
+    weights = {"w": normal(rng, 64, 64), "v": normal(rng, 64, 64)}
+    weights["b"] = rng.normal(size=64).astype(np.float32)
+    case = Case(nodes, {"x": (2, 8, 64)}, weights)
+    samples = [case.feeds(rng) for _ in range(8)]
+    result = quantize_float8(graph(case), samples, ActivationRunner, {})
+    assert result.products == 2
+    assert result.judgement is not None
+    assert min(loss.value for loss in result.judgement.losses) > 20  # dB
+    build(case, tmp_path, table=table_of(dict(result.amax)))
+    with open_session(tmp_path / "e") as session:
+        y = session.infer(samples[0])["y"]
+    plain = case.truth(samples[0])["y"]
+    assert np.linalg.norm(y - plain) < 0.1 * np.linalg.norm(plain)
+
+
 def test_a_result_beyond_fp16_is_no_product_of_fp8(rng: np.random.Generator) -> None:
     case = Case([node("MatMul", "x w", "y")], {"x": (4, 64)}, {"w": normal(rng, 64, 64)})
     result = float8_by_table(graph(case), {"x": 3.0, "y": 1e5}, {})
