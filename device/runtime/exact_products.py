@@ -26,7 +26,7 @@ def exact_session(
     """Start a session on the CPU, with SessionOptions; raises what onnxruntime raises.
 
     Its exact products fail where nodes share weights: it stores them anew for each node, under one
-    name. It also fuses products between Q/DQ of FP8 into an operator that takes integers alone.
+    name. 1.30 also fuses products between Q/DQ of FP8 into operators that take integers alone.
     There the nodes between Q/DQ pairs run in float, which is exact, too, and slower.
     """
     from onnxruntime import InferenceSession

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from cli_fixtures import invoke, output_of
 from float8_graphs import quantized
 from gpu_graphs import Case, node, normal
 from ml_dtypes import float8_e4m3fn
 from onnx import numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 
 from calibration.table import Adjustments, CalibrationTable, write_table
 from device.profile import load_profile
@@ -213,6 +215,32 @@ def test_a_relu_before_fp8_is_computed_by_judges_and_engines(
         y = session.infer(samples[0])["y"]
     plain = case.truth(samples[0])["y"]
     assert np.linalg.norm(y - plain) < 0.1 * np.linalg.norm(plain)
+
+
+def test_products_of_fp8_run_in_float_where_onnxruntime_fuses_them_as_integers(
+    case: Case, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """onnxruntime 1.30 then refuses its own MatMulIntegerToFloat as an invalid graph."""
+    model = graph(case)
+    feeds = case.feeds(rng)
+    written = float8_by_table(model, observed(model, feeds), {}).model
+    refused = []
+
+    class Session(ort.InferenceSession):  # type: ignore[misc]  # it has no types
+        def __init__(self, model: bytes, options: Any, **more: Any) -> None:
+            try:
+                options.get_session_config_entry("session.disable_quant_qdq")
+            except RuntimeError:  # it is not set
+                refused.append(model)
+                text = "Type 'tensor(float8e4m3fn)' of MatMulIntegerToFloat is invalid"
+                raise InvalidGraph(text) from None
+            super().__init__(model, options, **more)
+
+    expected = ActivationRunner(written, ["y"])(feeds)["y"]
+    monkeypatch.setattr(ort, "InferenceSession", Session)
+    actual = ActivationRunner(written, ["y"])(feeds)["y"]
+    assert len(refused) == 1
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_result_beyond_fp16_is_no_product_of_fp8(rng: np.random.Generator) -> None:
