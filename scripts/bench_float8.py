@@ -3,9 +3,9 @@
     python -m scripts.bench_float8 FOLDER [--subjects product vit_base convnext_tiny] [--batch 32]
         [--jobs 8]
 
-`product` is one of 4096 x 4096 x 4096. Weights are random. The FP8 model is the FP16 one with Q/DQ
-of FP8 around the products whose weights are constant, its ranges those of two random inputs. FOLDER
-gets models, engines and measured tactics. Each network runs as one CUDA graph of the fastest
+`product` is one of 4096 x 4096 x 4096. Weights are random. FP8 is that of `tandem build --precision
+fp8` with a table, whose ranges are those of two random inputs. FOLDER gets models, tables, engines
+and measured tactics. Each network runs as one CUDA graph of the fastest
 tactics; the errors are those of the outputs against onnxruntime in FP32, by the norm.
 """
 
@@ -18,25 +18,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from calibration.table import MIN_AMAX, CalibrationTable, read_table, write_table
 from device.runtime.session import open_session
 from scripts.networks import transformers
 from scripts.networks.convnext import convnext_tiny
-from scripts.networks.graph import Net, channels, dims
+from scripts.networks.graph import Net, dims
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.observe import ActivationRunner
+from toolkit.quantize.quantize import calibrated_tensors
 
 PROFILE = "h200"
 FORMS = ("fp16", "fp8")
 SIZE = 4096
-OPSET = 19  # the first with FP8; no operator of the networks differs from OPSET of `graph`
-LARGEST = 448.0
-MIN_CHANNELS = 16  # of a convolution of FP8
 WARM_UP = 30
 RUNS = 200
 Arrays = Mapping[str, NDArray[Any]]
@@ -53,67 +54,6 @@ SUBJECTS: Mapping[str, Callable[[int], ir.Model]] = {
     "vit_base": partial(transformers.vit_base, 224),
     "convnext_tiny": convnext_tiny,
 }
-
-
-def quantized_products(model: ir.Model) -> list[ir.Node]:
-    """Return the nodes whose operands become FP8: products with constant weights."""
-    return [
-        node
-        for node in model.graph
-        if node.op_type in ("Conv", "Gemm", "MatMul")
-        and node.inputs[1] is not None
-        and node.inputs[1].is_initializer()
-        and (node.op_type != "Conv" or channels(node.inputs[1]) >= MIN_CHANNELS)
-    ]
-
-
-def with_float8(model: ir.Model, amax: Mapping[str, float]) -> ir.Model:
-    """Add Q/DQ of FP8 in place: one scale for an activation, one for each column of weights."""
-    graph, pairs = model.graph, {}
-    graph.opset_imports[""] = OPSET
-    for node in quantized_products(model):
-        x, weight = node.inputs[:2]
-        assert x is not None
-        assert weight is not None
-        if x not in pairs:
-            scale = _constant(graph, f"{x.name}_scale", np.float32(amax[str(x.name)] / LARGEST))
-            zero = _constant(graph, f"{x.name}_zero", np.zeros((), ml_dtypes.float8_e4m3fn))
-            rounded = ir.node("QuantizeLinear", [x, scale, zero], name=f"{x.name}_q")
-            real = ir.node("DequantizeLinear", [rounded.outputs[0], scale, zero])
-            real.name = f"{x.name}_dq"
-            graph.insert_before(node, [rounded, real])
-            pairs[x] = real.outputs[0]
-        node.replace_input_with(0, pairs[x])
-        axis = 1 if node.op_type == "MatMul" else 0
-        read = _float8_weight(graph, weight, axis)
-        graph.insert_before(node, read)
-        node.replace_input_with(1, read.outputs[0])
-    return model
-
-
-def _float8_weight(graph: ir.Graph, weight: ir.Value, axis: int) -> ir.Node:
-    """Return the DequantizeLinear of a weight, with a scale for each index of `axis`."""
-    assert weight.const_value is not None
-    values = weight.const_value.numpy()
-    others = tuple(at for at in range(values.ndim) if at != axis)
-    scales = np.abs(values).max(others, keepdims=True) / np.float32(LARGEST)
-    operands = {
-        "fp8": (values / scales).astype(ml_dtypes.float8_e4m3fn),
-        "scales": scales.reshape(-1),
-        "zeros": np.zeros(scales.size, ml_dtypes.float8_e4m3fn),
-    }
-    inputs = [_constant(graph, f"{weight.name}_{n}", array) for n, array in operands.items()]
-    return ir.node("DequantizeLinear", inputs, {"axis": axis}, name=f"{weight.name}_dq")
-
-
-def _constant(graph: ir.Graph, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
-    tensor = ir.tensor(np.asarray(array), name=name)
-    value = ir.Value(
-        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype)
-    )
-    value.const_value = tensor
-    graph.register_initializer(value)
-    return value
 
 
 def run_cpu(model: ir.Model, feeds: Arrays, names: Sequence[str]) -> Arrays:
@@ -140,21 +80,33 @@ def sample(model: ir.Model, seed: int) -> Arrays:
 
 
 def make_models(folder: Path, subject: str, batch: int) -> None:
-    """Write the model in floating point and the one with Q/DQ of FP8."""
-    model = SUBJECTS[subject](batch)
-    ir.save(model, folder / f"{subject}-fp16.onnx")
-    small = SUBJECTS[subject](1)
-    names = [str(node.inputs[0].name) for node in quantized_products(small) if node.inputs[0]]
-    ranges = [run_cpu(small, sample(small, seed), names) for seed in (1, 2)]
-    amax = {name: max(float(np.abs(run[name]).max()) for run in ranges) for name in names}
-    ir.save(with_float8(model, amax), folder / f"{subject}-fp8.onnx")
+    """Write the model and its calibration table."""
+    ir.save(SUBJECTS[subject](batch), folder / f"{subject}.onnx")
+    small = folder / f"{subject}-small.onnx"
+    ir.save(SUBJECTS[subject](1), small)
+    imported = import_model(small)
+    graph = run_passes(imported.model)[0]
+    run = ActivationRunner(graph, calibrated_tensors(graph))
+    amax: dict[str, float] = {}
+    for seed in (1, 2):
+        for name, array in run(sample(graph, seed)).items():
+            amax[name] = max(amax.get(name, MIN_AMAX), float(np.abs(array).max()))
+    sha256 = imported.sha256
+    table = CalibrationTable(
+        method="minmax", samples=2, data_sha256=sha256, model_sha256=sha256, tensors=amax
+    )
+    write_table(folder / f"{subject}.json", table)
+    small.unlink()
 
 
 def build(folder: Path, subject: str, precision: str) -> str:
     """Build one engine; return what the build says."""
-    path = folder / f"{subject}-{precision}"
     options = BuildOptions(precision="fp16")
-    result = build_engine(f"{path}.onnx", PROFILE, f"{path}.engine", options)
+    if precision == "fp8":
+        table = read_table(folder / f"{subject}.json")
+        options = BuildOptions(precision="fp8", table=table)
+    path = folder / f"{subject}-{precision}"
+    result = build_engine(folder / f"{subject}.onnx", PROFILE, f"{path}.engine", options)
     return f"{path.name}: {'; '.join(result.notes)}"
 
 

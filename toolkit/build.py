@@ -74,7 +74,7 @@ def build(
     *,
     out: str | Path | None = None,
     profile: str = "laptop",
-    precision: Precision | Literal["best"] | None = None,
+    precision: Precision | Literal["best", "fp8"] | None = None,
     calibration: Source | CalibrationTable | None = None,
     options: BuildOptions | None = None,
     on_progress: Progress | None = None,

@@ -25,10 +25,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from device.start.memory_watch import available_bytes
 from device.errors import TandemError
 from device.install_advice import pip_install
 from device.start.guard import die_with_parent
+from device.start.memory_watch import available_bytes
 from toolkit.cache import BUILDING, code_version, package_version
 from toolkit.errors import WorkersError
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import cuda_double
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from device.runtime.cuda import driver as cuda_driver
@@ -23,31 +22,17 @@ def small(batch: int) -> object:
     return net.model(net.linear(net.flatten(net.mean(x)), 24))
 
 
-def test_the_fp8_model_differs_by_its_rounding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_float8, "SUBJECTS", {"small": small})
-    bench_float8.make_models(tmp_path, "small", 2)
-    model = small(2)
-    feeds = bench_float8.sample(model, 0)  # type: ignore[arg-type]
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    half, float8 = (
-        ort.InferenceSession(tmp_path / f"small-{form}.onnx", options).run(None, dict(feeds))[0]
-        for form in ("fp16", "fp8")
-    )
-    assert 1e-3 < np.linalg.norm(float8 - half) / np.linalg.norm(half) < 0.1
-
-
 @pytest.mark.slow
 def test_a_row_has_times_and_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_float8, "SUBJECTS", {"small": small})
+    monkeypatch.setattr("toolkit.engine.frontend.no_gain_of_float8", lambda *_: {})
     monkeypatch.setattr(bench_float8, "WARM_UP", 1)
     monkeypatch.setattr(bench_float8, "RUNS", 2)
     bench_float8.make_models(tmp_path, "small", 1)
     with cuda_double.interpreted_cubins():
         for form in bench_float8.FORMS:
-            bench_float8.build(tmp_path, "small", form)
+            said = bench_float8.build(tmp_path, "small", form)
+    assert "3 of 3 products" in said
     monkeypatch.setitem(cuda_double._ATTRIBUTES, cuda_driver.COMPUTE_MAJOR, 9)
     monkeypatch.setitem(cuda_double._ATTRIBUTES, cuda_driver.COMPUTE_MINOR, 0)
     with cuda_double.installed():

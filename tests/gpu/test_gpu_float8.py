@@ -23,10 +23,10 @@ from ml_dtypes import float8_e4m3fn
 from toolkit.gpu.codegen.compile_kernels import compile_kernels
 from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.target import GpuTarget
+from toolkit.graph.float8 import FLOAT8
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

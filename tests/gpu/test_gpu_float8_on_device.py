@@ -6,16 +6,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from float8_graphs import Product, convolution, convolved
-from gpu_graphs import Case, node
+from float8_graphs import Product, convolution, convolved, quantized
+from gpu_graphs import Case, node, normal
 
+from calibration.table import CalibrationTable
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import open_engine
 from device.runtime.executors import cuda
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.gpu.codegen.triton_version import has_compiler
-from toolkit.gpu.target import FIRST_SM_WITH_FLOAT8
+from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
 
 pytestmark = pytest.mark.gpu
 ERROR = 2e-3  # of the norm: as interpreted
@@ -84,3 +85,38 @@ def test_every_tactic_gives_the_convolution(
     case = convolution(rng, (2, channels, 19, 21), 72, taps, after, **attributes)
     feeds = case.feeds(rng)
     check_every_tactic(case, feeds, convolved(case, feeds), tmp_path, monkeypatch)
+
+
+def test_products_of_a_table_run_in_fp8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """`--precision fp8` of a plain model: every operand rounded as ml_dtypes does."""
+    if cuda.why_not() is not None or not has_compiler():
+        pytest.skip("no GPU, or no Triton")
+    monkeypatch.setattr("toolkit.engine.frontend.no_gain_of_float8", lambda *_: {})
+    weights = {"w": normal(rng, 96, 64), "v": normal(rng, 40, 96)}
+    nodes = [node("Gemm", "x w", "h", transB=1), node("Relu", "h", "r")]
+    case = Case([*nodes, node("Gemm", "r v", "y", transB=1)], {"x": (33, 64)}, weights)
+    onnx.save(case.model(), tmp_path / "m.onnx")
+    x = case.feeds(rng)["x"]
+    w, v = (real_rows(weights[name]) for name in "wv")
+    h = quantized(x, np.abs(x).max() / 448) @ w.T
+    ranges = {"x": x, "h": h, "r": np.maximum(h, 0), "y": np.maximum(h, 0) @ v.T}
+    amax = {name: float(np.abs(array).max()) for name, array in ranges.items()}
+    sha256 = "0" * 64
+    table = CalibrationTable(
+        method="minmax", samples=1, data_sha256=sha256, model_sha256=sha256, tensors=amax
+    )
+    options = BuildOptions(precision="fp8", table=table)
+    result = build_engine(tmp_path / "m.onnx", "h200", tmp_path / "e", options)
+    assert any("2 of 2 products" in note for note in result.notes)
+    with open_session(tmp_path / "e") as session:
+        assert [report.implementation for report in session.reports] == ["cuda"]
+        (y,) = session.infer({"x": x}).values()
+    expected = quantized(ranges["r"], amax["r"] / 448) @ v.T
+    assert np.linalg.norm(y - expected) < 5e-3 * np.linalg.norm(expected)
+
+
+def real_rows(weight: np.ndarray) -> np.ndarray:
+    """A weight as FP8 has it, with a scale for each row."""
+    return np.stack([quantized(row, np.abs(row).max() / 448) for row in weight])

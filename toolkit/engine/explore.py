@@ -11,23 +11,26 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from device.engine.manifest import Precision
 from toolkit.engine.frontend import run_frontend
 from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.kept_cost import frame_us
-from toolkit.engine.options import BuildOptions
+from toolkit.engine.options import BuildOptions, RequestedPrecision
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
-from toolkit.errors import about
+from toolkit.errors import BuildError, about
+from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
+from toolkit.graph.node_view import views
 from toolkit.importers.onnx import ModelSource, open_model, source_path
 from toolkit.partition.planning.plan import plan_together
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.plugins import Plugin
 from toolkit.progress import Progress
+from toolkit.quantize.float8.products import float8_products
 from toolkit.quantize.loss.judge import Judgement, judge
 from toolkit.quantize.loss.metrics import SQNR
 from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.loss.rounded import HalfModel
+from toolkit.quantize.qdq.nodes import is_dequantize, is_quantize
 from toolkit.quantize.quantize import int8_nodes
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
@@ -39,7 +42,7 @@ class Form:
     """A way to build a model; `flags`: of `tandem build`; `ranges`: of INT8."""
 
     name: str
-    precision: Precision
+    precision: RequestedPrecision
     flags: tuple[str, ...]
     ranges: RangeOptions | None = None
 
@@ -47,15 +50,18 @@ class Form:
 FORMS = (
     Form("FP32", "fp32", ("--precision", "fp32")),
     Form("FP16", "fp16", ("--precision", "fp16")),
+    Form("FP8", "fp8", ("--precision", "fp8")),
     Form("INT8, min-max", "int8", ("--method", "minmax"), RangeOptions("minmax")),
     Form("INT8, corrected", "int8", ("--keep", "none"), RangeOptions(keep="none")),
     Form("INT8, 15 % in float", "int8", ("--keep", "15%"), RangeOptions(most_float=0.15)),
     Form("INT8, default", "int8", (), RangeOptions()),
 )
 """Corrected: ranges, equalisation and bias correction, each by measured loss."""
-NOT_BUILT: Mapping[str, str] = {
+WITH_DATA = frozenset({"int8", "fp8"})
+_WEIGHTS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT8E4M3FN})
+_NO_FLOAT8 = f"GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute it"
+_NOT_BUILT: Mapping[str, str] = {
     "BF16": "there are no kernels of BF16",
-    "FP8": "it is built of models with Q/DQ of FP8 alone, and no Orin computes it",
     "INT4": "it is weights alone, `tandem build --int4-weights`",
 }
 
@@ -114,11 +120,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """The points of a model on a board, and what to know of them."""
+    """The points of a model on a board, and what to know of them; `not_built`: forms, and why."""
 
     model: str
     profile: str
     points: tuple[Point, ...]
+    not_built: Mapping[str, str]
     notes: tuple[str, ...]
 
 
@@ -129,17 +136,26 @@ def explore(request: ExploreRequest, report: Progress) -> Explored:
     """
     name = source_path(request.model).name
     profile = choose_target(request.profile, request.jetpack).profile
-    forms = [form for form in FORMS if profile.gpu is not None or form.precision != "fp16"]
+    sm = 0 if profile.gpu is None else profile.gpu.sm
+    not_built = {**({} if sm >= FIRST_SM_WITH_FLOAT8 else {"FP8": _NO_FLOAT8}), **_NOT_BUILT}
+    first_sm = {"fp16": 1, "fp8": FIRST_SM_WITH_FLOAT8}
+    forms = [form for form in FORMS if sm >= first_sm.get(form.precision, 0)]
     points: dict[str, Point] = {}
     fronts: dict[str, Frontend] = {}
     with about(name), tempfile.TemporaryDirectory() as folder:
         state = Path(folder, "observed.state")  # so that the data are observed once
         for form in sorted(forms, key=lambda form: form.precision != "int8"):
-            fronts[form.name] = front = _front(request, form, state, report)
+            try:
+                fronts[form.name] = front = _front(request, form, state, report)
+            except BuildError as err:
+                if form.precision != "fp8":
+                    raise
+                not_built[form.name] = str(err)  # such as a model without products
+                continue
             points[form.name] = _point(form, front, _loss(form, fronts))
-    rows = tuple(points[form.name] for form in forms)
+    rows = tuple(points[form.name] for form in forms if form.name in points)
     rows = tuple(replace(row, best=not any(one.beats(row) for one in rows)) for row in rows)
-    return Explored(name, profile.name, rows, _notes(rows, fronts))
+    return Explored(name, profile.name, rows, not_built, _notes(rows, fronts))
 
 
 def _front(request: ExploreRequest, form: Form, state: Path, report: Progress) -> Frontend:
@@ -152,9 +168,9 @@ def _front(request: ExploreRequest, form: Form, state: Path, report: Progress) -
     options = BuildOptions(
         precision=form.precision,
         jetpack=request.jetpack,
-        data=None if ranges is None else request.data,
-        ranges=ranges or RangeOptions(),
-        accept_loss=True,
+        data=request.data if form.precision in WITH_DATA else None,
+        ranges=ranges or request.ranges,
+        accept_loss=form.precision != "fp8",  # which keeps its limits by products in FP16
         shapes=request.shapes,
         plugins=request.plugins,
     )
@@ -171,23 +187,35 @@ def _loss(form: Form, fronts: Mapping[str, Frontend]) -> Judgement | None:
     ranges = fronts[form.name].ranges
     if ranges is not None:
         return ranges.judgement
-    return (
-        None
-        if form.precision == "fp32"
-        else _half_loss(_measured(fronts), frozenset(fronts[form.name].wide))
-    )
+    if form.precision == "fp32":
+        return None
+    front, measured = fronts[form.name], _measured(fronts)
+    wide = frozenset(front.wide)
+    if front.float8 is None:
+        return _half_loss(front.graph, _ranges(measured), wide)
+    model = front.float8.model
+    return _half_loss(model, _ranges(measured), wide | _of_float8(model))
 
 
-def _measured(fronts: Mapping[str, Frontend]) -> tuple[ir.Model, Ranges]:
-    """The graph after the passes and the ranges of a form in INT8."""
-    front = next(front for front in fronts.values() if front.ranges is not None)
+def _measured(fronts: Mapping[str, Frontend]) -> Frontend:
+    """A form in INT8."""
+    return next(front for front in fronts.values() if front.ranges is not None)
+
+
+def _ranges(front: Frontend) -> Ranges:
     assert front.ranges is not None
-    return front.graph, front.ranges
+    return front.ranges
 
 
-def _half_loss(measured: tuple[ir.Model, Ranges], wide: frozenset[str]) -> Judgement:
+def _of_float8(model: ir.Model) -> frozenset[str]:
+    """Return the scales of Q/DQ and the numbers that FP8 stands for: kernels round neither."""
+    scaled = [node for node in model.graph if is_quantize(node) or is_dequantize(node)]
+    scales = {str(node.inputs[1].name) for node in scaled if node.inputs[1] is not None}
+    return frozenset(scales | {str(node.outputs[0].name) for node in scaled})
+
+
+def _half_loss(graph: ir.Model, ranges: Ranges, wide: frozenset[str]) -> Judgement:
     """What FP16 loses with the tensors `wide` in FP32, on the samples that judge INT8."""
-    graph, ranges = measured
     run, parts = HalfModel(graph, wide), ranges.fit.trial.parts
     actual = [split_outputs(parts, run(sample)) for sample, _ in ranges.judges]
     return judge(parts, [exact for _, exact in ranges.judges], actual, basis="held out")
@@ -201,16 +229,29 @@ def _point(form: Form, front: Frontend, loss: Judgement | None) -> Point:
     plan = plan_together((front.to_plan(kernels),), profile, front.plan, trials).plans[0]
     on_dla = sum(row.processor.startswith("dla") for row in plan.placements)
     float_bytes = 2 if gpu and form.precision != "fp32" else 4
-    float_nodes = None if front.ranges is None else front.ranges.float_nodes
     return Point(
         form=form,
         frame_us=frame_us(plan),
         energy_mj=plan.figures[0].energy_mj,
         weight_bytes=_weight_bytes(model, front, float_bytes),
         on_dla=on_dla / max(1, len(plan.placements)),
-        float_share=float(front.ranges is None) if float_nodes is None else float_nodes.float_share,
+        float_share=_float_share(front),
         loss=loss,
     )
+
+
+def _float_share(front: Frontend) -> float:
+    """Return the share of the multiplications of products that is in floating point, or FP16."""
+    if front.float8 is not None:
+        graph = front.graph
+        macs = {row.name: row.macs or 0 for row in views(graph.graph)}
+        could = [macs[str(node.name)] for node, _ in int8_nodes(graph)]
+        products = {str(node.name) for node in float8_products(graph)} - front.float8.floats.keys()
+        return 1.0 - sum(macs[name] for name in products) / max(1, sum(could))
+    if front.ranges is None:
+        return 1.0
+    float_nodes = front.ranges.float_nodes
+    return 0.0 if float_nodes is None else float_nodes.float_share
 
 
 def _weight_bytes(model: ir.Model, front: Frontend, float_bytes: int) -> int:
@@ -224,9 +265,12 @@ def _weight_bytes(model: ir.Model, front: Frontend, float_bytes: int) -> int:
                 assert value is not None
                 int8.add(str(value.name))
     sizes = {
-        name: (value.const_value.size, 1 if name in int8 else float_bytes)
+        name: (
+            value.const_value.size,
+            1 if name in int8 or value.dtype != ir.DataType.FLOAT else float_bytes,
+        )
         for name, value in model.graph.initializers.items()
-        if value.const_value is not None and value.dtype == ir.DataType.FLOAT
+        if value.const_value is not None and value.dtype in _WEIGHTS
     }
     return sum(count * size for count, size in sizes.values())
 
@@ -250,7 +294,7 @@ def _notes(points: Sequence[Point], fronts: Mapping[str, Frontend]) -> tuple[str
     if half is not None and (half.spent > 1.0 or half.sqnr_db == -math.inf):
         notes.append("FP16 fails: a loss is beyond its limit, or an output is not finite")
     if half is not None:
-        notes += [row for row in _measured(fronts)[1].remarks if "the largest of FP16" in row]
+        notes += [row for row in _ranges(_measured(fronts)).remarks if "the largest of FP16" in row]
     if any(front.target.profile.dla is not None for front in fronts.values()):
         notes.append("losses are those before tensors share scales on the DLA; a build judges both")
     return tuple(notes)

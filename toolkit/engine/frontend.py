@@ -20,10 +20,18 @@ from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf, beyond_half
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
-from toolkit.partition.best_precision import GpuNodes, best_options, no_gain_nodes
+from toolkit.partition.best_precision import (
+    GpuNodes,
+    best_options,
+    no_gain_nodes,
+    no_gain_of_float8,
+)
 from toolkit.partition.prepare_graph import prepare_graph
 from toolkit.progress import Progress, silent
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
+from toolkit.quantize.float8.model import float8_by_table, quantize_float8
+from toolkit.quantize.float8.products import float8_products
+from toolkit.quantize.float8.table import for_float8, table_of_float8
 from toolkit.quantize.int4.model import quantize_int4
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
@@ -36,10 +44,12 @@ from toolkit.quantize.ranges.measure import (
     measure_ranges,
     with_model,
 )
-from toolkit.quantize.ranges.steps import samples_of
+from toolkit.quantize.ranges.steps import refuse_unknown, samples_of
 from toolkit.quantize.ranges.table_file import (
     fit_table,
+    has_qdq,
     plain_notes,
+    refuse_lossy,
     refused_notes,
     table_of_plain,
 )
@@ -66,7 +76,8 @@ def run_frontend(
     """
     front = read_model(model, target, options, report, batch=batch, assume_ranges=assume_ranges)
     report("rewrite", 0.0)
-    front = _with_ranges(front)
+    makes_float8 = options.precision == "fp8" and not has_qdq(front.graph)
+    front = _with_float8(front) if makes_float8 else _with_ranges(front)
     if options.int4_weights is not None and options.data is not None:
         front = _with_int4(front, options.int4_weights, options.data)
     if target.profile.gpu is None:
@@ -98,12 +109,55 @@ def _with_int4(front: Frontend, block: int, data: Source) -> Frontend:
     return replace(front, prepared=prepared, notes=(*front.notes, *int4.notes))
 
 
+def _with_float8(front: Frontend) -> Frontend:
+    """Give products operands of FP8, by a table or by what the model computes on the data."""
+    options, name, sha256 = front.options, front.imported.name, front.imported.sha256
+    kept = dict.fromkeys(options.ranges.keep_float, "as asked")
+    if options.table is not None:
+        fitted = _from_table(front, for_float8(options.table))
+        assert fitted.table is not None
+        if not options.accept_loss:
+            refuse_lossy(fitted.table, name)
+        kept = dict.fromkeys(fitted.table.keep_float, "the calibration table keeps it so")
+        front = replace(_rewritten(front), notes=fitted.notes)
+        front = replace(front, prepared=fitted.prepared)
+        graph, amax = front.prepared.model, fitted.table.tensors
+        float8 = float8_by_table(graph, amax, _slow(front) | kept)
+    else:
+        assert options.data is not None  # else `read_model` refuses
+        front = _rewritten(front)
+        front.report("calibrate", 0.0)
+        graph, ranges = front.prepared.model, with_model(options.ranges, front.imported)
+        samples, accept_loss = samples_of(graph, options.data, ranges), options.accept_loss
+        refuse_unknown(ranges.keep_float, graph)
+        float8 = quantize_float8(
+            graph, samples, ActivationRunner, _slow(front) | kept, accept_loss=accept_loss
+        )
+        if options.save_table is not None:
+            table = table_of_float8(float8, samples.sha256(), sha256)
+            write_table(Path(options.save_table), table)
+        if not accept_loss:
+            float8.check(name)
+    prepared = replace(front.prepared, model=float8.model)
+    notes = (*front.notes, *float8.notes)
+    return replace(front, prepared=prepared, float8=float8, notes=notes)
+
+
+def _slow(front: Frontend) -> dict[str, str]:
+    """Return the products for which FP8 saves no time."""
+    graph, profile = front.prepared.model, front.target.profile
+    products = [str(node.name) for node in float8_products(graph)]
+    return no_gain_of_float8(graph, products, profile, front.plan.power_mode)
+
+
 def _wide(front: Frontend) -> Mapping[str, BeyondHalf]:
     """Return the tensors that FP16 does not hold: by samples or a table, else by the graph."""
     if front.plan.precision == "fp32":
         return {}
     graph, options, amax, table = front.prepared.model, front.options, None, None
-    if front.ranges is not None:
+    if front.float8 is not None:
+        amax = front.float8.amax
+    elif front.ranges is not None:
         amax = {name: histogram.amax for name, histogram in front.ranges.histograms.items()}
     elif front.table is not None and not front.table.dummy:
         table = front.table

@@ -20,6 +20,7 @@ from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepared import Prepared
 from toolkit.progress import Progress
+from toolkit.quantize.float8.model import Float8Model
 from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.measure import Ranges
 
@@ -38,7 +39,8 @@ class Frontend:
     range. `ranges`: how they were measured, None where they were given. `floating`: nodes that stay
     in floating point unasked, and why; `off_dla`: those of them that the DLA's ranges would harm.
     `no_gain`: nodes on the GPU for which INT8 saves no time, and why, once they are known to run
-    there. `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32.
+    there. `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32. `float8`:
+    which products are FP8, None where none is asked for.
     """
 
     options: BuildOptions
@@ -58,6 +60,7 @@ class Frontend:
     no_gain: Mapping[str, str] = field(default_factory=dict)
     wide: Mapping[str, BeyondHalf] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
+    float8: Float8Model | None = None
 
     @property
     def kept_for_targets(self) -> frozenset[str]:

@@ -14,6 +14,7 @@ from toolkit.plugins import Plugin
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 
+RequestedPrecision = Precision | Literal["best", "fp8"]
 GpuBackendName = Literal["cuda", "tensorrt", "auto"]
 
 
@@ -26,7 +27,8 @@ class BuildOptions:
     Nodes on the GPU stay in FP16 where INT8 saves no time, unless "int8" is asked for or the ranges
     are those of a Q/DQ model or a TensorRT cache, at which FP16 would not clip. "best" is
     None, but nodes that lose accuracy in INT8 stay in floating point, too
-    (`toolkit.partition.best_precision`).
+    (`toolkit.partition.best_precision`). "fp8": an engine of FP16 with products of FP8, by `data`
+    or `table`, where that saves time and loses little (`toolkit.quantize.float8`).
     `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
     iterable of samples. `ranges`: how ranges are measured. `table`: ranges in the place of `data`.
     `measured`: calibrations of other builds by what they depend on, which this one takes and adds
@@ -48,7 +50,7 @@ class BuildOptions:
     (`toolkit.quantize.int4`), in an engine of FP16.
     """
 
-    precision: Precision | Literal["best"] | None = None
+    precision: RequestedPrecision | None = None
     jetpack: str | None = None
     data: Source | None = None
     ranges: RangeOptions = field(default_factory=RangeOptions)

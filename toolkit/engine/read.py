@@ -12,8 +12,8 @@ from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.gpu.target import FIRST_SM_WITH_FLOAT8
 from toolkit.graph.check import check_nodes
+from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_model, sized
@@ -46,6 +46,7 @@ def read_model(
     """
     _refuse_two_sources(options)
     _refuse_int4(options)
+    _refuse_float8(options, target.profile)
     report("import", 0.0)
     if not isinstance(model, OpenModel):
         model = open_model(model, plugins=options.plugins, report=report)
@@ -84,6 +85,8 @@ def _plain(
     if not has_qdq(imported.model):
         return None, ()
     float8 = check_narrow_floats(imported.model, _no_float8(options, profile))
+    if options.precision == "fp8":
+        _refuse_quantized(options, imported, float8)
     floating = options.precision or (options.int4_weights and "fp16")
     if float8 or (floating and not _wants_int8(options)):
         tensors = "1 tensor stays" if float8 == 1 else f"{float8} tensors stay"
@@ -147,6 +150,33 @@ def _refuse_int4(options: BuildOptions) -> None:
         )
 
 
+def _refuse_float8(options: BuildOptions, profile: Profile) -> None:
+    if options.precision != "fp8":
+        return
+    why = _no_float8(options, profile)
+    if why is not None:
+        raise BuildError(f"FP8 (E4M3) is a type {why}; build with --precision fp16 or int8.")
+    if options.dummy_ranges:
+        raise BuildError(
+            "FP8 has no dummy ranges: give data with `tandem build --data` or a table with "
+            "--table, or time INT8."
+        )
+
+
+def _refuse_quantized(options: BuildOptions, imported: ImportedModel, float8: int) -> None:
+    """Refuse to quantize again, and Q/DQ of INT8 in the place of FP8."""
+    if not float8:
+        raise BuildError(
+            f"{imported.name} holds Q/DQ of integers, of which no FP8 is made: give the plain "
+            "model, such as `tandem ranges ... --plain` writes, or leave out --precision."
+        )
+    if _has_ranges(options):
+        raise BuildError(
+            f"{imported.name} holds Q/DQ of FP8, with scales of its own: leave out `tandem build "
+            "--data` and --table."
+        )
+
+
 def _wants_int8(options: BuildOptions) -> bool:
     """Whether INT8 is asked for, by its name or by ranges."""
     if options.int4_weights is not None:
@@ -174,11 +204,18 @@ def _precision(
     if options.int4_weights is not None:
         default = "fp16"
     requested = options.precision
-    choices = (*get_args(Precision), "best")
+    choices = (*get_args(Precision), "best", "fp8")
     if requested is not None and requested not in choices:
         raise BuildError(
             f"there is no precision {requested!r}: use one of {list_choices(requested, choices)}"
         )
+    if requested == "fp8":
+        if not _has_ranges(options) and not has_qdq(graph):
+            raise BuildError(
+                "FP8 needs activation ranges: give calibration data with `tandem build --data`, a "
+                "table with --table, or build with --precision fp16."
+            )
+        return "fp16"
     precision = default if requested is None or requested == "best" else requested
     if precision != "int8" or (assume and not has_ranges):
         return precision

@@ -29,7 +29,7 @@ from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.emit.lowering_differences import find_difference, point_text
 from toolkit.gpu.emit.plugins import plugin_emitters
 from toolkit.gpu.errors import NotCoveredError, not_covered
-from toolkit.gpu.ir.dtypes import FLOAT8, OPERAND_TYPES
+from toolkit.gpu.ir.dtypes import OPERAND_TYPES
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.ir.network import Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
@@ -48,7 +48,8 @@ from toolkit.gpu.schedule.workspace import WorkspacePlan, fit_workspace
 from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.gpu.support import ask_support
-from toolkit.gpu.target import FIRST_SM_WITH_FLOAT8, GpuTarget
+from toolkit.gpu.target import GpuTarget
+from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8, FLOAT8
 from toolkit.plugins import Plugin
 
 # Tensors without INT8 scale are stored in this type.

@@ -36,7 +36,7 @@ from toolkit.gpu.emit import (
     top_k,
 )
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.ir.dtypes import FLOAT8, OPERAND_TYPES
+from toolkit.gpu.ir.dtypes import OPERAND_TYPES
 from toolkit.gpu.ir.network import Operation, SegmentTensors
 from toolkit.gpu.passes.composites import DEEPEST_HEAD
 from toolkit.gpu.passes.einsum import einsum_refusal
@@ -44,6 +44,7 @@ from toolkit.gpu.passes.float8 import usable_scale
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.recurrent import ACTIVATIONS
 from toolkit.gpu.shapes.sizes import upper_bound
+from toolkit.graph.float8 import FLOAT8
 
 MAX_INDICES = 4  # of one element, that kernels read
 MAX_STEPS = 512  # of a recurrence: each starts up to four kernels

@@ -75,7 +75,6 @@ _PRODUCTS_PER_CYCLE: dict[int, int] = {
     110: 4096,
     120: 512,
 }
-FIRST_SM_WITH_FLOAT8 = 89  # tensor cores multiply E4M3 (PTX ISA, mma and wgmma)
 _FIRST_SM_WITH_TANH = 75  # PTX ISA, tanh.approx
 _FIRST_SM_WITH_TF32 = 80  # tensor cores round FP32 operands to TF32
 

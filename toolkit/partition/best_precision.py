@@ -11,7 +11,7 @@ A node stays in floating point
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import onnx_ir as ir
@@ -61,9 +61,15 @@ class GpuNodes:
 
 
 def no_gain_nodes(
-    model: ir.Model, nodes: GpuNodes, profile: Profile, power_mode: str | None
+    model: ir.Model,
+    nodes: GpuNodes,
+    profile: Profile,
+    power_mode: str | None,
+    precision: Literal["INT8", "FP8"] = "INT8",
 ) -> dict[str, str]:
     """Return the nodes for which INT8 saves no time on the GPU, with the times.
+
+    `precision`: what the reasons call it. FP8 has the rates and the bytes of INT8.
 
     Raises ProfileError: the board has no such power mode; ConfigError: times of another board.
     """
@@ -74,7 +80,9 @@ def no_gain_nodes(
     kernels, tensors = graph.kernels(), tuple(graph.tensors())
     in_int8 = choose_int8(kernels, tensors, MIN_GAIN)
     return {
-        node: _reason(island, {costs.int8.node(name, "gpu").bound_by for name in island.kernels})
+        node: _reason(
+            precision, island, {costs.int8.node(name, "gpu").bound_by for name in island.kernels}
+        )
         for island in islands_in_half(kernels, tensors, in_int8)
         for kernel in island.kernels
         for node in graph.candidates[kernel]
@@ -92,14 +100,26 @@ def int8_on_gpu(model: ir.Model, nodes: GpuNodes) -> frozenset[str]:
     )
 
 
-def _reason(island: Island, bounds: "set[Bound]") -> str:
+def no_gain_of_float8(
+    model: ir.Model, products: Collection[str], profile: Profile, power_mode: str | None
+) -> dict[str, str]:
+    """Return those of `products` for which FP8 saves no time on the GPU, with the times.
+
+    Raises ProfileError: the board has no such power mode.
+    """
+    others = frozenset(str(node.name) for node, _ in int8_nodes(model)) - frozenset(products)
+    nodes = GpuNodes([str(node.name) for node in model.graph], keep_float=others)
+    return no_gain_nodes(model, nodes, profile, power_mode, "FP8")
+
+
+def _reason(precision: str, island: Island, bounds: "set[Bound]") -> str:
     count = len(island.kernels)
     together = f" of {count} kernels together" if count > 1 else ""
     less = island.int8_us + island.conversions_us < island.half_us
     gain = f"less than {MIN_GAIN:.0%}".replace("%", " %") if less else "nothing"
     return (
-        f"INT8{together} saves {gain}: {island.int8_us:.1f} us and {island.conversions_us:.1f} us "
-        f"to convert, FP16 {island.half_us:.1f} us "
+        f"{precision}{together} saves {gain}: {island.int8_us:.1f} us and "
+        f"{island.conversions_us:.1f} us to convert, FP16 {island.half_us:.1f} us "
         f"{_SOURCES['measured' in bounds, bounds != {'measured'}]}"
     )
 

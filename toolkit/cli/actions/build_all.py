@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from toolkit.quantize.ranges.measure import Ranges
 
 LOG = logging.getLogger(__name__)
-_INT8 = frozenset({"int8", "best"})
+_WITH_DATA = frozenset({"int8", "best", "fp8"})
 Words = tuple[str, ...]
 
 
@@ -172,7 +172,7 @@ def _cell(matrix: Matrix, model: _Model, root: Path, profile: str, precision: st
     target = str(root / profile) if names_file(profile) else profile
     words = [str(source), "--profile", target, "--precision", precision, "-o", str(engine)]
     words += [*matrix.options, *model.options]
-    if precision in _INT8:
+    if precision in _WITH_DATA:
         words += [] if model.data is None else ["--data", str(root / model.data)]
         words += [*matrix.calibration, *model.calibration]
     return _Cell(Row(source.name, profile, precision, str(engine), "failed"), tuple(words))

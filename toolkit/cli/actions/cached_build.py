@@ -47,6 +47,11 @@ REBUILD = "TANDEM_REBUILD"
 MAX_BYTES = 1 << 31  # of an engine in the cache
 MAX_CACHE_BYTES = 20 << 30  # of all entries, those used last
 _DATA = PICTURES | ARRAYS
+_WITH_RANGES = (None, "int8", "best", "fp8")
+_OF_INT8_ALONE = frozenset(
+    {"--budget", "--keep", "--equalise", "--round-weights", "--bias-correction", "--method"}
+    | {"--resume", "--workers"}
+)
 _NO_PART = frozenset(
     {"out", "html", "as_json", "workers", "save_table", "resume", "data", "profile"}
 )
@@ -182,18 +187,22 @@ def _refuse_unused(options: Build) -> None:
         for option, value in (*of_ranges, *of_data):
             if value:
                 raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
-    if options.int4_weights is not None:
-        for option, value in of_ranges:
-            if value:
+    others = (
+        (options.int4_weights is not None, "--int4-weights measures none", of_ranges),
+        (options.precision == "fp8", "--precision fp8 takes the largest magnitudes",
+         [row for row in (*of_ranges, *of_data) if row[0] in _OF_INT8_ALONE]),
+    )  # fmt: skip
+    for chosen, instead, rows in others:
+        for option, value in rows:
+            if chosen and value:
                 raise click.UsageError(
-                    f"{option} is about the ranges of INT8, and --int4-weights measures none; "
-                    "leave out one of them."
+                    f"{option} is about the ranges of INT8, and {instead}; leave out one of them."
                 )
     dummy_ranges = options.ranges.dummy_ranges
     sources = (("--data", options.data), ("--table", table), ("--dummy-ranges", dummy_ranges))
     for option, value in sources:
         chooses_int4 = option == "--data" and options.int4_weights is not None
-        if value and options.precision not in (None, "int8", "best") and not chooses_int4:
+        if value and options.precision not in _WITH_RANGES and not chooses_int4:
             raise click.UsageError(
                 f"{option} gives INT8 its ranges; --precision {options.precision} has no use for "
                 "it."

@@ -9,7 +9,7 @@ from toolkit.cli.commands.explore import Explore
 from toolkit.cli.options.calibration import PreprocessOptions
 from toolkit.cli.pages.explore_page import explore_page
 from toolkit.cli.progress import progress_bar
-from toolkit.engine.explore import NOT_BUILT, Explored, ExploreRequest, Point
+from toolkit.engine.explore import WITH_DATA, Explored, ExploreRequest, Point
 from toolkit.engine.explore import explore as measure
 from toolkit.html.page import write_page
 from toolkit.importers.source import ModelPath
@@ -42,15 +42,14 @@ def explore(options: Explore) -> None:
 
 def _command(row: Point, options: Explore) -> str:
     """The build that makes a point."""
-    int8 = row.form.precision == "int8"
     words = ["tandem", "build", str(options.model), "--profile", options.profile]
     words += ("--jetpack", options.jetpack) if options.jetpack else ()
     words += _source_words(options)
-    if int8:
+    if row.form.precision in WITH_DATA:
         words += ("--data", str(options.data))
         words += ("--samples", str(options.samples)) if options.samples else ()
         words += _preprocess_words(options.preprocess)
-        words += ("--accept-loss",) if row.spent > 1.0 else ()
+        words += ("--accept-loss",) if row.spent > 1.0 and row.form.precision == "int8" else ()
     return shlex.join([*words, *row.form.flags])
 
 
@@ -85,7 +84,8 @@ def _text(explored: Explored, commands: dict[str, str]) -> str:
     for first, *others in rows:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         lines.append("  ".join((first.ljust(widths[0]), *cells)).rstrip())
-    lines += [f"{name.ljust(widths[0])}  not built here: {why}" for name, why in NOT_BUILT.items()]
+    missing = explored.not_built.items()
+    lines += [f"{name.ljust(widths[0])}  not built here: {why}" for name, why in missing]
     lines.append("")
     for row in explored.points:
         lines += [f"{row.form.name}: {commands[row.form.name]}", *_losses(row)]
@@ -132,6 +132,6 @@ def _builtins(explored: Explored, commands: dict[str, str]) -> dict[str, Any]:
             }
             for row in explored.points
         ],
-        "not_built": dict(NOT_BUILT),
+        "not_built": dict(explored.not_built),
         "notes": list(explored.notes),
     }

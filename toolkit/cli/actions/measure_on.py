@@ -80,6 +80,8 @@ def measure_on(
 
 def _precision(options: Build, build: BuildOptions) -> Precision:
     """Return the precision of what is timed: that of most nodes of the build."""
+    if options.precision == "fp8":
+        return "fp16"
     if options.precision not in (None, "best"):
         return cast(Precision, options.precision)
     if options.precision == "best" or build.data or build.table or build.dummy_ranges:

@@ -17,7 +17,7 @@ Scales = Literal["hardware", "ideal"]
 
 AUTO = "auto"
 CALIBRATION_METHODS = ("minmax", "entropy", "percentile", "mse")
-QdqForm = Literal["tensorrt-gpu", "tensorrt-dla", "onnxruntime"]
+QdqForm = Literal["tensorrt-gpu", "tensorrt-dla", "tensorrt-fp8", "onnxruntime"]
 PREPROCESSINGS = (
     "yolo", "yolo-classify", "rtdetr", "imagenet", "timm", "timm-half", "clip", "segmentation",
     "unit", "raw",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from toolkit.engine.explore import NOT_BUILT, Explored, Point
+from toolkit.engine.explore import Explored, Point
 from toolkit.html.charts import Spot, scatter
 from toolkit.html.markup import Cell, Number, bullets, heading, paragraph, preformatted, table
 from toolkit.html.page import page
@@ -27,7 +27,7 @@ def explore_page(explored: Explored, commands: Mapping[str, str]) -> str:
             "muted",
         ),
         table("Forms", _HEADS, [_row(row) for row in explored.points]),
-        bullets(f"{name}: not built here, {why}" for name, why in NOT_BUILT.items()),
+        bullets(f"{name}: not built here, {why}" for name, why in explored.not_built.items()),
         bullets(explored.notes),
         heading("How to build each"),
         preformatted("\n".join(commands.values())),

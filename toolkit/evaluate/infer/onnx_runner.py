@@ -22,7 +22,6 @@ _INT8 = frozenset(
     {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
      "MatMulInteger"}
 )  # fmt: skip
-_WRONG_OPTIMIZERS = ("ReluQuantRewrite",)  # drops a Relu before a QuantizeLinear to FP8
 
 
 class OnnxRunner:
@@ -126,9 +125,7 @@ class _Session:
         options.add_external_initializers(list(weights), self._weights)
         try:
             with bounded_growth():
-                self._session = exact_session(
-                    ir.to_proto(exposed).SerializeToString(), options, _WRONG_OPTIMIZERS
-                )
+                self._session = exact_session(ir.to_proto(exposed).SerializeToString(), options)
         except Exception as err:  # onnxruntime has a type of its own for every status
             raise InferError(f"onnxruntime cannot load {title}: {first_line(err)}") from err
 

@@ -4,7 +4,6 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.convolution_operands import read_filters
 from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.tiled_gemm import add_gemm
-from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.expressions import tensors_read
 from toolkit.gpu.ir.gemm import DenseLoader, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.network import Array
@@ -12,6 +11,7 @@ from toolkit.gpu.ir.view import View
 from toolkit.gpu.ir.windows import read_window
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import gemm_tiles
+from toolkit.graph.float8 import FLOAT8
 
 
 def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:

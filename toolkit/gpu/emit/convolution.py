@@ -13,7 +13,6 @@ from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
 from toolkit.gpu.emit.tiled_gemm import add_gemm
-from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -26,6 +25,7 @@ from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.ir.windows import read_window
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.target import GpuTarget
+from toolkit.graph.float8 import FLOAT8
 from toolkit.graph.window import Window
 
 _JOINED_BYTES = 64  # of the channels of a block of narrow groups

@@ -7,7 +7,6 @@ from toolkit.gpu.emit.context import LoweringContext, Numbers
 from toolkit.gpu.emit.epilogue import read_epilogue
 from toolkit.gpu.emit.float8_gemm import float8_weights
 from toolkit.gpu.emit.int8_gemm import int8_weights
-from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.gemm import (
     Epilogue,
     Im2colLoader,
@@ -15,6 +14,7 @@ from toolkit.gpu.ir.gemm import (
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
+from toolkit.graph.float8 import FLOAT8
 from toolkit.plugins import Constant
 
 

@@ -11,12 +11,12 @@ from toolkit.gpu.emit.int4_gemm import Int4Weights, add_int4_gemm, int4_weights
 from toolkit.gpu.emit.int8_gemm import Int8Epilogue, int8_factors, int8_weights
 from toolkit.gpu.emit.tiled_gemm import add_gemm
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.gemm import DenseLoader, Epilogue, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, like, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import join_contiguous
+from toolkit.graph.float8 import FLOAT8
 
 
 @dataclass(frozen=True, slots=True)

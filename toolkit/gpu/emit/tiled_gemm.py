@@ -10,7 +10,6 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.emit.split_k import partial_sums, split_k_reduce_launch, split_k_refusal
-from toolkit.gpu.ir.dtypes import FLOAT8
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -24,6 +23,7 @@ from toolkit.gpu.ir.windows import window_constants
 from toolkit.gpu.schedule.tiles import Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, power_of_two
 from toolkit.gpu.target import GpuTarget
+from toolkit.graph.float8 import FLOAT8
 from toolkit.plugins import Constant
 
 # A tile of a power of two columns and a rest, for NCHW results: 128 pixels of FP32 are 512 bytes.

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from toolkit.graph.float8 import FLOAT8
+
 Kind = Literal["float", "integer", "bool", "float8"]
-FLOAT8 = "float8_e4m3fn"
-LARGEST_FLOAT8 = 448.0
 
 
 @dataclass(frozen=True, slots=True)

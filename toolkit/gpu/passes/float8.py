@@ -17,16 +17,15 @@ from dataclasses import replace
 import numpy as np
 
 from toolkit.gpu.ir.builder import NetworkBuilder
-from toolkit.gpu.ir.dtypes import FLOAT8, LARGEST_FLOAT8
 from toolkit.gpu.ir.elementwise_ops import reciprocal
 from toolkit.gpu.ir.network import RESHAPES, IntegerConstant, Network, Operation, live
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph, apply_rules
 from toolkit.gpu.passes.integer_operators import along
+from toolkit.graph.float8 import FLOAT8, LARGEST_FLOAT8, MIN_CHANNELS
 
 X_SCALE = "x_scale"
 """The attribute of a product whose operands are FP8."""
 
-MIN_CHANNELS = 16  # of a convolution: its operands are loaded in vectors of 16 bytes
 _TO, _FROM = "ToFloat8", "FromFloat8"
 
 

@@ -9,7 +9,7 @@ first carries the cost and the rest are free. `alone` prices a node without neig
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeVar
 
@@ -31,6 +31,7 @@ from toolkit.partition.costs.constants import (
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
 from toolkit.partition.costs.errors import ErrorRow, Part, Spread, batched, distances
+from toolkit.partition.costs.float8 import read_as_stored
 from toolkit.partition.costs.fusion import FusedKernel, alone, fuse
 from toolkit.partition.costs.gpu import (
     LAUNCH_OF,
@@ -102,10 +103,11 @@ class CostModel:
         `power_mode` None: maximum clocks. `executor`: what runs segments of the GPU. Raises
         ProfileError: no such mode; ConfigError: `measured` does not match.
         """
-        self._views = tuple(views)
+        self._views, self._float8 = read_as_stored(views)
         self._precision: Precision = precision
         self._board = hardware(profile, power_mode)
         self._constants = load_costs()
+        self._view_of = {view.name: view for view in self._views} if self._float8 else {}
         self._launch = LAUNCH_OF[executor]
         own_kernels = self._launch != "each"
         self._int4 = precision == "fp16" and own_kernels and self._board.sm >= INT4_SM
@@ -181,7 +183,7 @@ class CostModel:
 
     def alone(self, view: NodeView, processor: Processor) -> NodeCost:
         """Return the cost of a node as a separate kernel."""
-        kernel = alone(view)
+        kernel = alone(self._view_of.get(view.name, view))
         return self._costs_of((kernel,), processor)[0]
 
     def pass_us(self, tensor: TensorView) -> float:
@@ -273,7 +275,7 @@ class CostModel:
                 parameters,
                 macs=float(kernel.head.macs or 0) if kernel.kind == "matrix" else 0.0,
                 moved=read + written,
-                precision=self._precision,
+                precision="int8" if kernel.head.name in self._float8 else self._precision,
             )
             rows.append(
                 NodeCost(time, energy if time else 0.0, read, written, _bound(times, index))
@@ -283,6 +285,14 @@ class CostModel:
     def _gpu_times(self, kernels: Sequence[FusedKernel]) -> Times:
         work = gpu_work(kernels, self._precision, int4=self._int4)
         rates = GpuRates.of(self._board, self._precision, self._launch)
+        if self._float8:
+            narrow = GpuRates.of(self._board, "int8", self._launch)
+            in_float8 = np.array([kernel.head.name in self._float8 for kernel in kernels])
+            rates = replace(
+                rates,
+                matrix_rate=np.where(in_float8, narrow.matrix_rate, rates.matrix_rate),
+                reuse=np.where(in_float8, narrow.reuse, rates.reuse),
+            )
         return gpu_times(work, rates, gpu_parameters(self._constants))
 
     @cached_property

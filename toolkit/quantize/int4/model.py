@@ -5,7 +5,7 @@ these are missed, the products with the largest errors stay in floating point.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,10 +28,10 @@ from toolkit.quantize.int4.rounding import MAX_DEPTH
 from toolkit.quantize.loss.judge import Judgement, at_targets, judge, loss_text, samples_text
 from toolkit.quantize.loss.metrics import powers
 from toolkit.quantize.loss.parts import output_parts, split_outputs
+from toolkit.quantize.loss.products import within_limits
 
 BLOCKS = (32, 128)
 MAX_SAMPLES = 32
-MAX_SEARCHES = 8  # each finds a product that must stay in floating point for the outputs
 _BLOCK_BYTES = 8  # of a scale and a zero point, as kernels read them
 
 
@@ -123,37 +123,8 @@ def quantize_int4(
 
     if accept_loss:
         return _with_excess(tried([]), products)
-    return _within_limits(products, tried)
-
-
-def _within_limits(
-    products: Sequence[Product], tried: Callable[[Sequence[Product]], Int4Model]
-) -> Int4Model:
-    """Leave products in floating point until those in INT4 and the outputs keep their limits.
-
-    `products`: those with the largest errors first; `tried`: the model with some of them in float.
-    """
-    floats = [product for product in products if product.problem]
-    first = tried(floats)
-    if not (first.judgement.broken and first.products):
-        return _with_reasons(first, first, floats)
-    result = first
-    for _ in range(MAX_SEARCHES):
-        rest = [product for product in products if product not in floats]
-        enough, too_few = len(rest), 0
-        while enough - too_few > 1:  # Fewer in INT4 lose less.
-            middle = (enough + too_few) // 2
-            if tried([*floats, *rest[:middle]]).judgement.broken:
-                too_few = middle
-            else:
-                enough = middle
-        # The last of them is needed; the others perhaps not.
-        before, floats = floats, [*floats, rest[enough - 1]]
-        result = tried(floats)
-        if not result.judgement.broken or not result.products:
-            return _with_reasons(result, first, floats)
-    floats = [*before, *rest[:enough]]
-    return _with_reasons(tried(floats), first, floats)
+    search = within_limits(products, tried)
+    return replace(search.result, floats=search.reasons(), judgement=search.judgement)
 
 
 def _applied(
@@ -181,21 +152,6 @@ def _applied(
         _losses(observed.truths, results_of),
         at_targets(judgement),
     )
-
-
-def _with_reasons(result: Int4Model, first: Int4Model, products: Sequence[Product]) -> Int4Model:
-    """Return the model with the `products` in floating point, and why each is.
-
-    Some lose too much themselves, the others at the outputs, as `first` shows.
-    """
-    missed = "; ".join(map(loss_text, first.judgement.broken))
-    floats = {
-        product.name: product.problem
-        or f"its results differ by {product.error:.1%} (norm), and with it {missed}"
-        for product in products
-    }
-    judgement = result.judgement if result.products else first.judgement
-    return replace(result, floats=floats, judgement=judgement)
 
 
 def _with_excess(result: Int4Model, products: Sequence[Product]) -> Int4Model:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from calibration.table import scale_of
 from toolkit.errors import BuildError
+from toolkit.quantize.float8.model import float8_by_table
 from toolkit.quantize.qdq.writer import QdqWriter
 from toolkit.quantize.quantize import (
     QUANTIZED_OPS,
@@ -64,6 +65,8 @@ PORTABLE = "onnxruntime"
 segment.
 """
 FORMS = (*TARGETS, PORTABLE)
+FLOAT8_FORM = "tensorrt-fp8"
+"""Q/DQ of FP8 around products, as `tandem build --precision fp8` has them; for Thor and newer."""
 
 # Operators that read the shape of a tensor, not its values.
 SHAPE_READERS = frozenset({"Shape", "Size"})
@@ -120,11 +123,15 @@ def export_form(
 ) -> ir.Model:
     """`export_qdq` for a row of TARGETS; for PORTABLE what an engine of one segment holds.
 
+    For FLOAT8_FORM products in FP8.
+
     PORTABLE stores the same values as UINT8 with zero point 128, has INT32 biases, quantizes before
     ReLUs, and leaves outputs in floating point.
 
     Raises BuildError, as `export_qdq` and `quantize` do.
     """
+    if form == FLOAT8_FORM:
+        return float8_by_table(model, amax, dict.fromkeys(keep_float, "")).model
     if form != PORTABLE:
         return export_qdq(model, amax, form, keep_float=keep_float)
     segment_of = {str(node.name): PORTABLE for node in model.graph}

@@ -1,0 +1,292 @@
+"""A model with products of FP8, as far as they and the outputs keep their limits.
+
+With samples, products and outputs are judged as those with INT4 weights are: by results that differ
+by at most MAX_ERROR, and by the targets of INT8. Samples that judge give no range; the scales that
+are written come from all of them. A table of ranges has no samples, so that nothing is judged.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from calibration.arrays import Sample
+from toolkit.errors import BuildError
+from toolkit.quantize.float8.graph import beside_name, check_opset, with_float8
+from toolkit.quantize.float8.products import float8_products, why_half
+from toolkit.quantize.int4.products import JUDGE_EVERY, MAX_ERROR, OpenModel
+from toolkit.quantize.loss.judge import Judgement, at_targets, judge, loss_text, samples_text
+from toolkit.quantize.loss.metrics import powers
+from toolkit.quantize.loss.parts import output_parts, split_outputs
+from toolkit.quantize.loss.products import within_limits
+from toolkit.quantize.quantize import calibrated_tensors
+
+MAX_JUDGES = 8
+_RESULT_BYTES = 2**29  # of results that are compared at once
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Model:
+    """A model with products of FP8, of `candidates`; `amax`: ranges of activations, of `samples`.
+
+    `floats`: products that stay in floating point, and why. `judgement`: by the targets of INT8, of
+    what is left in FP8, of all if nothing is; None: there were no samples. `remarks`: what else a
+    report says.
+    """
+
+    model: ir.Model
+    products: int
+    candidates: int
+    amax: Mapping[str, float]
+    floats: Mapping[str, str] = field(default_factory=dict)
+    judgement: Judgement | None = None
+    remarks: tuple[str, ...] = ()
+    samples: int = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report says."""
+        count = f"{self.products} of {self.candidates} products"
+        judged = "what that loses is not measured: a table has no samples"
+        if self.judgement is not None:
+            losses = [*map(loss_text, self.judgement.losses)]
+            judged = f"{'; '.join(losses) or 'nothing to lose'} {samples_text(self.judgement)}"
+        head = f"FP8 (E4M3): {count} read both operands in it"
+        return (
+            f"{head}; {judged}" if self.products else head,
+            *(f"{node} stays FP16: {why}" for node, why in self.floats.items()),
+            *self.remarks,
+        )
+
+    def check(self, name: str) -> None:
+        """Raise BuildError if FP8 loses too much of every product of the model `name`."""
+        if self.products or self.judgement is None or not self.judgement.broken:
+            return
+        raise BuildError(
+            f"FP8 loses too much of {name}: {'; '.join(map(loss_text, self.judgement.broken))} "
+            f"({samples_text(self.judgement)}). Build with --precision fp16; `tandem build "
+            "--accept-loss` takes FP8 as it is."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product, and the relative norm of the difference of its results in FP8."""
+
+    name: str
+    error: float
+
+    @property
+    def problem(self) -> str:
+        """Why the product stays in floating point whatever the outputs lose; "": it need not."""
+        if self.error <= MAX_ERROR:
+            return ""
+        if not math.isfinite(self.error):
+            return "its results are not finite, or zero, on the samples that judge"
+        return f"its results differ by {self.error:.1%} (norm, limit {MAX_ERROR:.0%})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """How many products are FP8, and what that loses."""
+
+    products: int
+    judgement: Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """Magnitudes on all samples and on those that do not judge; those that do, and outputs."""
+
+    amax: Mapping[str, float]
+    fit: Mapping[str, float]
+    judges: Sequence[Sample]
+    truths: Sequence[Mapping[str, NDArray[Any]]]
+    apart: bool
+    samples: int
+
+
+def float8_by_table(
+    model: ir.Model, amax: Mapping[str, float], floats: Mapping[str, str]
+) -> Float8Model:
+    """Return the model with products of FP8 by given ranges, but for those in `floats`.
+
+    Raises BuildError: no product can be FP8, an operand has no range, or the opset has no FP8.
+    """
+    nodes = _candidates(model)
+    floats = _of(nodes, floats)
+    floats = {**_by_range([n for n in nodes if str(n.name) not in floats], amax), **floats}
+    return _written(model, nodes, amax, floats)
+
+
+def quantize_float8(
+    model: ir.Model,
+    samples: Iterable[Sample],
+    open_model: OpenModel,
+    floats: Mapping[str, str],
+    *,
+    accept_loss: bool = False,
+) -> Float8Model:
+    """Return the model with products of FP8 by what it computes on samples.
+
+    `floats`: products that stay in floating point anyway, and why. Others do where they or the
+    outputs lose too much, unless `accept_loss`. Raises BuildError: no product can be FP8, there is
+    no sample, or the opset has no FP8.
+    """
+    nodes = _candidates(model)
+    floats = _of(nodes, floats)
+    observed = _observe(model, samples, open_model)
+    free = [node for node in nodes if str(node.name) not in floats]
+    floats = {**_by_range(free, observed.amax), **floats}
+    tried_nodes = [node for node in free if str(node.name) not in floats]
+    products = _errors(model, tried_nodes, observed, open_model)
+
+    def tried(kept: Sequence[_Product]) -> _Trial:
+        names = {*floats, *(product.name for product in kept)}
+        judged = _written(model, nodes, observed.fit, dict.fromkeys(names, ""))
+        judgement = _judged(judged.model, model, observed, open_model)
+        return _Trial(judged.products, judgement)
+
+    remarks: tuple[str, ...] = ()
+    if accept_loss:
+        result = tried([])
+        remarks, judgement, reasons = _excess(result, products), result.judgement, {}
+    else:
+        search = within_limits(products, tried)
+        judgement, reasons = search.judgement, search.reasons()
+    written = _written(model, nodes, observed.amax, {**floats, **reasons})
+    return replace(written, judgement=judgement, remarks=remarks, samples=observed.samples)
+
+
+def _candidates(model: ir.Model) -> list[ir.Node]:
+    check_opset(model)
+    nodes = float8_products(model)
+    if not nodes:
+        raise BuildError(
+            "FP8 needs a MatMul or Gemm with a constant float32 matrix, or a dense 2-D Conv of at "
+            "least 16 channels, and the model has none; build with --precision fp16."
+        )
+    return nodes
+
+
+def _of(nodes: Sequence[ir.Node], reasons: Mapping[str, str]) -> dict[str, str]:
+    return {name: reasons[name] for node in nodes if (name := str(node.name)) in reasons}
+
+
+def _by_range(nodes: Sequence[ir.Node], amax: Mapping[str, float]) -> dict[str, str]:
+    return {str(node.name): why for node in nodes if (why := why_half(node, amax))}
+
+
+def _written(
+    model: ir.Model,
+    nodes: Sequence[ir.Node],
+    amax: Mapping[str, float],
+    floats: Mapping[str, str],
+) -> Float8Model:
+    count = sum(str(node.name) not in floats for node in nodes)
+    return Float8Model(with_float8(model, amax, floats), count, len(nodes), amax, floats)
+
+
+def _observe(model: ir.Model, samples: Iterable[Sample], open_model: OpenModel) -> _Observed:
+    """Run the model on all samples; every JUDGE_EVERY-th, or the last of fewer, judges."""
+    outputs = [str(value.name) for value in model.graph.outputs]
+    tensors = calibrated_tensors(model)
+    run = open_model(model, list(dict.fromkeys((*tensors, *outputs))))
+    samples = iter(samples)
+    head = list(itertools.islice(samples, JUDGE_EVERY))
+    if not head:
+        raise BuildError("FP8 is chosen by samples, but the data hold none; give some.")
+    few, apart = len(head) < JUDGE_EVERY, len(head) > 1
+    fit, judging = dict[str, float](), dict[str, float]()
+    judges: list[Sample] = []
+    truths, count = [], 0
+    for index, sample in enumerate(itertools.chain(head, samples)):
+        last_of_four = index % JUDGE_EVERY == JUDGE_EVERY - 1 and len(judges) < MAX_JUDGES
+        is_judge = index == len(head) - 1 if few else last_of_four
+        results, count = run(sample), index + 1
+        largest = {name: _largest(results[name]) for name in tensors}
+        ranges = judging if is_judge and apart else fit
+        ranges.update({name: max(ranges.get(name, 0.0), largest[name]) for name in tensors})
+        if is_judge:
+            judges.append(sample)
+            truths.append({name: np.array(results[name]) for name in outputs})
+    amax = {name: max(judging.get(name, 0.0), fit[name]) for name in fit}
+    return _Observed(amax, fit, judges, truths, apart, count)
+
+
+def _largest(array: NDArray[Any]) -> float:
+    return float(np.abs(array).max(initial=0.0, where=np.isfinite(array)))
+
+
+def _errors(
+    model: ir.Model, nodes: Sequence[ir.Node], observed: _Observed, open_model: OpenModel
+) -> list[_Product]:
+    """Return the products with their errors, the largest first."""
+    products = []
+    for part in _parts(nodes, observed, open_model, model):
+        names = [str(node.name) for node in part]
+        keep = {str(node.name) for node in float8_products(model)} - set(names)
+        pairs = {str(n.name): (str(n.outputs[0].name), beside_name(n)) for n in part}
+        beside = with_float8(model, observed.fit, keep, beside=names)
+        run = open_model(beside, [name for pair in pairs.values() for name in pair])
+        totals = {name: np.zeros(2) for name in names}
+        for sample in observed.judges:
+            results = run(sample)
+            for name, (exact, rounded) in pairs.items():
+                totals[name] += powers(results[exact], results[rounded])
+        products += [_Product(name, _relative(*totals[name])) for name in names]
+    return sorted(products, key=lambda product: -np.nan_to_num(product.error, nan=np.inf))
+
+
+def _relative(signal: float, noise: float) -> float:
+    if not math.isfinite(noise) or noise > 0 == signal:
+        return math.inf
+    return math.sqrt(noise / signal) if noise else 0.0
+
+
+def _parts(
+    nodes: Sequence[ir.Node], observed: _Observed, open_model: OpenModel, model: ir.Model
+) -> list[list[ir.Node]]:
+    """Cut the products so that the results of each part fit into _RESULT_BYTES, twice."""
+    if not nodes:
+        return []
+    run = open_model(model, [str(node.outputs[0].name) for node in nodes])
+    sizes = run(observed.judges[0])
+    parts: list[list[ir.Node]] = [[]]
+    total = 0
+    for node in nodes:
+        size = 2 * sizes[str(node.outputs[0].name)].nbytes
+        if parts[-1] and total + size > _RESULT_BYTES:
+            parts.append([])
+            total = 0
+        parts[-1].append(node)
+        total += size
+    return parts
+
+
+def _judged(
+    model: ir.Model, plain: ir.Model, observed: _Observed, open_model: OpenModel
+) -> Judgement:
+    run = open_model(model, [str(value.name) for value in model.graph.outputs])
+    results = [
+        {name: np.array(array) for name, array in run(one).items()} for one in observed.judges
+    ]
+    parts = output_parts(plain)
+    exact, actual = (
+        [split_outputs(parts, one) for one in each] for each in (observed.truths, results)
+    )
+    return at_targets(judge(parts, exact, actual, basis="held out" if observed.apart else "seen"))
+
+
+def _excess(result: _Trial, products: Sequence[_Product]) -> tuple[str, ...]:
+    """Return a remark on the limits that an accepted model misses."""
+    excess = [f"{product.name}: {product.problem}" for product in products if product.problem]
+    excess += map(loss_text, result.judgement.broken)
+    return (f"FP8 loses more than its limits allow, as accepted: {'; '.join(excess)}",) * bool(
+        excess
+    )
