@@ -49,7 +49,8 @@ class Client(paho.Client):
         head, packet = self._in_packet["command"], self._in_packet["packet"]
         qos, topic_end = head >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
         begin = topic_end + (2 if qos else 0)
-        if self._protocol != MQTTProtocolVersion.MQTTv5 or qos > 1 or packet[begin:][:1] != b"\0":
+        has_properties = packet[begin : begin + 1] != b"\0"  # or is damaged
+        if self._protocol != MQTTProtocolVersion.MQTTv5 or qos > 1 or has_properties:
             return super()._handle_publish()
         number = int.from_bytes(packet[topic_end:begin], "big")
         message = paho.MQTTMessage(number, bytes(packet[2:topic_end]))

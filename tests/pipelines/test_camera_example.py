@@ -193,6 +193,7 @@ def test_it_ends_at_an_interrupt_between_frames(command: Command) -> None:
     ("source", "size", "sent", "says"),
     [
         ("-", (320, 240), b"12", "ended within a frame: give the WIDTH and HEIGHT"),
+        ("-", (4000, 2), bytes(12000), "a picture of 4000x2 pixels leaves none in "),
         ("-", (321, 240), b"", "usage: camera ENGINE /dev/video0|- WIDTH HEIGHT"),
         ("/dev/video-none", (320, 240), b"", "/dev/video-none cannot be opened (name a camera"),
         ("/dev/null", (320, 240), b"", "/dev/null captures no frames (name another"),

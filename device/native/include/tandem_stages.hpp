@@ -31,6 +31,10 @@ class PictureInput {
     const std::size_t down = (picture_height + height() - 1) / height();
     factor_ = std::max(across, down);
     inner_width_ = picture_width / factor_ / 2 * 2, inner_height_ = picture_height / factor_ / 2 * 2;
+    if (std::min(inner_width_, inner_height_) == 0)
+      throw std::invalid_argument("a picture of " + std::to_string(picture_width) + "x" +
+                                  std::to_string(picture_height) + " pixels leaves none in " + std::to_string(width()) +
+                                  "x" + std::to_string(height()));
     left_ = (width() - inner_width_) / 2, top_ = (height() - inner_height_) / 2;
     values_.assign(3 * width() * height(), 114 / 255.0f);
     pixels_.resize(inner_width_ * inner_height_ * 3 / 2);
