@@ -13,6 +13,7 @@ from cli_fixtures import invoke, output_of
 from float8_graphs import quantized
 from gpu_graphs import Case, node, normal
 from ml_dtypes import float8_e4m3fn
+from msgspec.structs import replace
 from onnx import numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 
@@ -23,6 +24,7 @@ from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
+from toolkit.importers.source import model_sha256
 from toolkit.partition.costs.model import CostModel
 from toolkit.quantize.float8.graph import with_float8
 from toolkit.quantize.float8.model import float8_by_table, quantize_float8
@@ -343,6 +345,19 @@ def test_refusals_say_what_is_missing(case: Case, tmp_path: Path, rng: np.random
         float8_by_table(old, {"x": 1.0}, {})
 
 
+def test_a_model_of_half_precision_is_refused_as_for_int8(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    weights = {"w": normal(rng, 32, 16).astype(np.float16)}
+    half = Case([node("MatMul", "x w", "y")], {"x": (4, 32)}, weights).model()
+    for value in (*half.graph.input, *half.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    onnx.save(half, tmp_path / "m.onnx")
+    options = BuildOptions(precision="fp8", table=table_of({"x": 1.0}), kernels=False)
+    with pytest.raises(BuildError, match=r"computes in FLOAT16 .* but FP8 is made from float32"):
+        build_engine(tmp_path / "m.onnx", "agx-thor", tmp_path / "e", options)
+
+
 def test_a_model_with_qdq_is_not_quantized_again(
     case: Case, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -381,6 +396,22 @@ def test_the_exported_model_builds_as_the_plain_one_with_its_table(
         with open_session(tmp_path / f"{file}.engine") as session:
             results.append(session.infer(feeds)["y"])
     np.testing.assert_array_equal(*results)
+
+
+def test_the_exported_model_has_no_corrections_of_int8(
+    case: Case, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    onnx.save(case.model(), tmp_path / "m.onnx")
+    amax, sha256 = observed(graph(case), case.feeds(rng)), model_sha256(tmp_path / "m.onnx")
+    corrected = Adjustments(biases={"Conv:c": (9.0,) * 48})
+    plain = replace(table_of(amax), model_sha256=sha256)
+    tables = {"plain": plain, "corrected": replace(plain, adjusted=corrected, format=2)}
+    for file, table in tables.items():
+        write_table(tmp_path / f"{file}.json", table)
+        words = ("ranges", str(tmp_path / f"{file}.json"), "--model", str(tmp_path / "m.onnx"))
+        out = ("--qdq", str(tmp_path / f"{file}.onnx"), "--qdq-for", FLOAT8_FORM)
+        output_of(*words, *out)
+    assert (tmp_path / "corrected.onnx").read_bytes() == (tmp_path / "plain.onnx").read_bytes()
 
 
 def test_the_command_refuses_what_is_about_int8(case: Case, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_m
 from toolkit.partition.prepared import Prepared
 from toolkit.plugins.functions import give_shapes
 from toolkit.progress import Progress, silent
+from toolkit.quantize.float8.products import float8_products
 from toolkit.quantize.qdq.blocks import import_blocks
 from toolkit.quantize.qdq.importer import PlainModel, check_narrow_floats, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
@@ -215,6 +216,8 @@ def _precision(
                 "FP8 needs activation ranges: give calibration data with `tandem build --data`, a "
                 "table with --table, or build with --precision fp16."
             )
+        if not has_qdq(graph) and not float8_products(graph):
+            _refuse_half(graph, name, "FP8")
         return "fp16"
     precision = default if requested is None or requested == "best" else requested
     if precision != "int8" or (assume and not has_ranges):
@@ -230,16 +233,21 @@ def _precision(
 
 def _refuse_int8(graph: ir.Model, name: str) -> None:
     """Refuse what would be called INT8 and be none."""
-    for node in graph.graph:
-        data = node.inputs[0] if node.op_type in QUANTIZED_OPS and node.inputs else None
-        if data is not None and data.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-            raise BuildError(
-                f"{name} computes in {data.dtype.name} (node {node.name!r}, {node.op_type}), but "
-                "INT8 is made from float32; export it in float32 (ModelOpt: "
-                "direct_io_types=False), or build with --precision fp16."
-            )
+    _refuse_half(graph, name, "INT8")
     if not calibrated_tensors(graph):
         raise BuildError(
             f"{name} holds no float32 tensor that INT8 could stand for; "
             "build it with --precision fp32."
         )
+
+
+def _refuse_half(graph: ir.Model, name: str, made: str) -> None:
+    """Refuse a model that is in half precision itself."""
+    for node in graph.graph:
+        data = node.inputs[0] if node.op_type in QUANTIZED_OPS and node.inputs else None
+        if data is not None and data.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+            raise BuildError(
+                f"{name} computes in {data.dtype.name} (node {node.name!r}, {node.op_type}), but "
+                f"{made} is made from float32; export it in float32 (ModelOpt: "
+                "direct_io_types=False), or build with --precision fp16."
+            )

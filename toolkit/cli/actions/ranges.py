@@ -28,8 +28,9 @@ from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.corrections.adjust import adjusted_for
+from toolkit.quantize.float8.table import for_float8
 from toolkit.quantize.qdq.check import check_qdq
-from toolkit.quantize.qdq.export import TARGETS, export_form
+from toolkit.quantize.qdq.export import FLOAT8_FORM, TARGETS, export_form
 from toolkit.quantize.ranges.table_file import (
     TABLE,
     FittedTable,
@@ -99,7 +100,7 @@ def _write_files(
         (outputs.cache, lambda path: write_cache(path, _cache(file, version))),
         (
             outputs.qdq,
-            lambda path: write_model(path, _qdq(_need_model(on_model, "--qdq"), outputs.qdq_for)),
+            lambda path: write_model(path, _qdq(file, on_model, options)),
         ),
         (
             outputs.adjusted_model,
@@ -213,9 +214,20 @@ def _cache(ranges: RangesFile, version: str | None) -> TensorRTCache:
     return cache_of(ranges.table.tensors, version or cache_version(DEFAULT_TENSORRT))
 
 
-def _qdq(on_model: RangesOnModel, form: str) -> ir.Model:
-    table = on_model.fitted.table
-    model = export_form(on_model.graph, table.tensors, form, keep_float=frozenset(table.keep_float))
+def _for_qdq(file: RangesFile, on_model: RangesOnModel | None, options: Ranges) -> RangesOnModel:
+    """Return what a Q/DQ model is made of: for FP8 without what makes up for errors of INT8."""
+    needed = _need_model(on_model, "--qdq")
+    if options.outputs.qdq_for != FLOAT8_FORM or not file.table.adjusted:
+        return needed
+    table = for_float8(file.table)
+    _, plain = _on_model(replace(file, table=table), options.model, dict(options.shapes))
+    return _need_model(plain, "--qdq")
+
+
+def _qdq(file: RangesFile, on_model: RangesOnModel | None, options: Ranges) -> ir.Model:
+    fit, form = _for_qdq(file, on_model, options), options.outputs.qdq_for
+    table = fit.fitted.table
+    model = export_form(fit.graph, table.tensors, form, keep_float=frozenset(table.keep_float))
     violations = check_qdq(model, form) if form in TARGETS else ()
     if violations:
         raise BuildError(
