@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -79,7 +80,8 @@ def runner(on_gpu: bool) -> Callable[[Case], Outcome]:
         from scripts import gpu_suite
 
         return partial(run_case, run=gpu_suite.run_compiled, gpu=gpu_suite.target())
-    from tests import gpu_interpreter  # it makes kernels interpretable for the whole process
+    sys.path.insert(0, str(ROOT / "tests" / "fixtures"))
+    import gpu_interpreter  # it makes kernels interpretable for the whole process
 
     return partial(run_case, run=gpu_interpreter.run)
 

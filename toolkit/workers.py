@@ -216,7 +216,7 @@ class Workers(AbstractContextManager["Workers"]):
         while True:
             left_s = max(0.0, until_s - time.monotonic())
             done, _ = wait(running, timeout=min(POLL_S, left_s), return_when=FIRST_COMPLETED)
-            if isinstance(self._executor, _Dask):
+            if not done and isinstance(self._executor, _Dask):  # what came counts first
                 self._executor.check(len(set(running.values())))
             if done or left_s <= POLL_S:
                 return done

@@ -265,7 +265,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write_eof()
         self._transport.resume_reading()
         loop = self._server.loop
-        loop.call_later(LINGER_S, self._linger, loop.time() + MAX_LINGER_S)
+        # One over the limit is not counted, so that it may not stay while others come.
+        longest_s = MAX_LINGER_S if self in self._server.connections else LINGER_S
+        loop.call_later(LINGER_S, self._linger, loop.time() + longest_s)
 
     def _linger(self, end_s: float) -> None:
         now_s = self._server.loop.time()

@@ -1,5 +1,7 @@
 """The tests of the ONNX backend suite that pass on the GPU path pass again, and no others do."""
 
+import sys
+from functools import partial
 from pathlib import Path
 
 import gpu_interpreter
@@ -13,6 +15,7 @@ from scripts.onnx_backend import (
     compiled_listing,
     listing,
     read_compiled,
+    runner,
     statuses,
 )
 from scripts.operators_page import compiled_text, render
@@ -53,6 +56,13 @@ def test_a_test_that_passes_is_listed() -> None:
     unlisted = {name: read for name, read in load_cases().items() if name not in LISTED}
     results = {name: run_case(read(), gpu_interpreter.run) for name, read in unlisted.items()}
     assert [name for name, one in results.items() if one.status == "passed"] == []
+
+
+def test_the_script_runs_in_the_interpreter_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run = runner(on_gpu=False)
+    assert isinstance(run, partial)
+    assert run.keywords == {"run": gpu_interpreter.run}
 
 
 def test_the_page_counts_what_came_out() -> None:

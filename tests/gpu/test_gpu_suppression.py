@@ -11,8 +11,10 @@ import pytest
 from model_fixtures import run_model
 from onnx import TensorProto, helper, numpy_helper
 
+from device.runtime.executors import cuda
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.gpu.codegen.triton_version import has_compiler
 from toolkit.gpu.data_dependent_shapes.rewrite import give_bounds
 from toolkit.gpu.data_dependent_shapes.symbolic import PADDED
 from toolkit.gpu.lower import KernelProgram, lower_segment
@@ -380,6 +382,13 @@ def test_the_first_boxes_as_many_as_a_number_says(kind: int, rng: np.random.Gene
         assert np.array_equal(run_model(ir.to_proto(graph), feeds)["found"], expected)
 
 
+@pytest.fixture
+def kernels_whatever_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, a suppression is not worth copies to the GPU and back: a plan leaves it on the CPU."""
+    monkeypatch.setattr("toolkit.partition.planning.portable._pays", lambda *_: True)
+
+
+@pytest.mark.usefixtures("kernels_whatever_crosses")
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_an_engine_suppresses_on_the_gpu(
     precision: str, tmp_path: Path, rng: np.random.Generator
@@ -392,8 +401,36 @@ def test_an_engine_suppresses_on_the_gpu(
         segments = {segment.name: segment for segment in result.manifest.segments}
         assert [segments[row.segment].processor for row in rows] == ["gpu"]
         with open_session(result.path) as session:
+            assert "cuda" in [report.implementation for report in session.reports]
             for _ in range(2):
                 feeds = chain_feeds(rng)
                 expected, actual = run_model(chain(40), feeds), session.infer(feeds)
                 for name, values in expected.items():
                     assert np.array_equal(actual[name], values), name
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels_whatever_crosses")
+@pytest.mark.parametrize(
+    ("shape", "most", "iou"),
+    [((1, 1, 60), 60, 0.5), ((1, 1, 4800), 1000, 0.7), ((2, 3, 300), 50, 0.3)],
+)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_gpu_gives_the_boxes_of_onnxruntime(
+    shape: tuple[int, int, int], most: int, iou: float, precision: str, tmp_path: Path
+) -> None:
+    """Threads of a block wait for each other there; the interpreter has one."""
+    if cuda.why_not() is not None or not has_compiler():
+        pytest.skip(str(cuda.why_not() or "Triton is not installed"))
+    model, rng = suppressing(shape, most, iou), np.random.default_rng(7)
+    onnx.save(model, tmp_path / "m.onnx")
+    options = BuildOptions(precision=precision)
+    result = build_engine(tmp_path / "m.onnx", "h200", tmp_path / "m.engine", options)
+    with open_session(result.path) as session:
+        assert "cuda" in [report.implementation for report in session.reports]
+        for _ in range(20):
+            scores = rng.integers(0, 99, shape).astype(np.float32) / 128  # many are equal
+            boxes = some_boxes(rng, shape[0], shape[2])
+            feeds = {"boxes": boxes * np.float32(16), "scores": scores}
+            expected = run_model(model, feeds)["chosen"]
+            assert np.array_equal(session.infer(feeds)["chosen"], expected)

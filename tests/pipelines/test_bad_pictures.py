@@ -18,7 +18,7 @@ def run(*options: str) -> list[dict[str, object]]:
 
 def test_a_live_release_stays_while_its_camera_gives_damaged_pictures() -> None:
     (outcome,) = run("--only", "JPEG that says 65500x65500", "--no-trial")
-    assert "65500x65500" in str(outcome["said"])
+    assert "65500x65500" in str(outcome["answer"])
 
 
 @pytest.mark.slow

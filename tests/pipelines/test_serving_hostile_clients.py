@@ -387,6 +387,21 @@ def test_a_client_that_sends_on_after_a_refusal_reads_it(
                 send_slowly(one, 200)
 
 
+def test_a_connection_over_the_limit_stays_no_longer_because_its_client_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_port, "LINGER_S", 0.3)
+    with (
+        served(tmp_path, max_connections=1) as ports,
+        socket.create_connection(("127.0.0.1", ports.http), timeout=10) as first,
+    ):
+        first.sendall(head("/v2/none")[:5])
+        with socket.create_connection(("127.0.0.1", ports.http), timeout=10) as second:
+            assert second.recv(1 << 16).startswith(b"HTTP/1.1 429 ")
+            with pytest.raises(ConnectionError):
+                send_slowly(second, 100)
+
+
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [

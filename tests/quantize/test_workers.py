@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from toolkit.workers import (
     Workers,
     _Answer,
     _answer,
+    _Dask,
     _Function,
     open_workers,
     versions,
@@ -49,6 +51,24 @@ def test_dask_runs_a_task_that_is_given_out_twice(monkeypatch: pytest.MonkeyPatc
         first, second = (workers._submit(count_run, (), versions(())) for _ in range(2))
         assert first.result(30) == second.result(30)
     assert len(RUNS) == 2
+
+
+def test_what_came_before_the_scheduler_of_dask_went_away_counts() -> None:
+    client = SimpleNamespace(status="running", nthreads=dict, close=lambda: None)
+
+    def result_and_end(*arguments: Any) -> bytes:
+        client.status = "closed"
+        return _answer(*arguments)
+
+    class Last(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return super().submit(result_and_end, *args, **kwargs)
+
+    client.get_executor = lambda pure: Last(1)
+    with Workers(lambda: _Dask(client, "tcp://gone:1")) as workers:
+        assert dict(workers.run(count_run, {1: ()})) == {1: b"done"}
+        with pytest.raises(WorkersError, match="tcp://gone:1 is gone"):
+            dict(workers.run(count_run, {1: ()}))
 
 
 def test_a_function_that_no_other_process_finds_by_name_is_refused_before_one_starts() -> None:

@@ -68,7 +68,7 @@ typedef struct {
   int64_t min, opt, max, step;
 } tandem_dim_info;
 
-/* How a segment runs: `implementation` is "cuda" or "portable", `reason` says why not another. */
+/* How a segment runs: `implementation` is "cuda", "tensorrt" or "portable", `reason` says why not another. */
 typedef struct {
   const char* segment;
   const char* processor;

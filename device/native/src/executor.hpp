@@ -44,5 +44,6 @@ class Executor {
 std::unique_ptr<Executor> load_portable(Engine& engine, const Segment& segment, const Portable& part,
                                         const SessionOptions& options);
 std::unique_ptr<Executor> load_cuda(Engine& engine, const Segment& segment, const Cuda& part);
+std::unique_ptr<Executor> load_tensorrt(Engine& engine, const Segment& segment, const TensorRT& part);
 
 }  // namespace tandem::internal

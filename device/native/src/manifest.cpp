@@ -257,8 +257,7 @@ Form form(const Value& value, Where where) {
 Port port(const Value& value, Where where) {
   Object row(value, where);
   Port port{row.get("tensor", text), row.get("dtype", one_of({"int8", "float16"})),
-            row.get("scale", nullable(real), std::nullopt)};
-  row.get("format", one_of({"chw16", "chw32"}));
+            row.get("scale", nullable(real), std::nullopt), row.get("format", one_of({"chw16", "chw32"}))};
   row.end();
   return port;
 }
@@ -272,11 +271,11 @@ TensorRT tensorrt_fields(Object& row) {
                 row.get("outputs", ports),
                 row.get("ranges", numbers_by_name),
                 row.get("enter", cudas, std::vector<Cuda>{}),
-                row.get("leave", cudas, std::vector<Cuda>{})};
-  row.get("half_nodes", texts, std::vector<std::string>{});
-  row.get("take_turns", boolean, false);
-  row.get("ranged_problem", text, "");
-  row.get("typed_problem", text, "");
+                row.get("leave", cudas, std::vector<Cuda>{}),
+                row.get("half_nodes", texts, std::vector<std::string>{}),
+                row.get("take_turns", boolean, false),
+                row.get("ranged_problem", text, ""),
+                row.get("typed_problem", text, "")};
   return part;
 }
 

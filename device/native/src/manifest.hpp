@@ -95,6 +95,7 @@ struct Form {
 struct Port {
   std::string tensor, dtype;
   std::optional<double> scale;
+  std::string format;
 };
 
 struct TensorRT {
@@ -102,6 +103,9 @@ struct TensorRT {
   std::vector<Port> inputs, outputs;
   std::vector<std::pair<std::string, double>> ranges;
   std::vector<Cuda> enter, leave;
+  std::vector<std::string> half_nodes;
+  bool take_turns;
+  std::string ranged_problem, typed_problem;
 };
 
 struct TensorRTGpu {

@@ -117,8 +117,11 @@ void Session::load(const Segment& segment, const SessionOptions& options) {
         executor = load_portable(*engine_, segment, *portable, options);
       else if (const auto* cuda = std::get_if<Cuda>(&implementation); cuda != nullptr && !options.portable)
         executor = load_cuda(*engine_, segment, *cuda);
+      else if (const auto* plan = std::get_if<TensorRT>(&implementation); plan != nullptr && !options.portable)
+        executor = load_tensorrt(*engine_, segment, *plan);
       else
-        refuse_session(options.portable && kind == "cuda" ? "the session is portable" : "not run by this library");
+        refuse_session(options.portable && kind != "tensorrt_gpu" ? "the session is portable"
+                                                                  : "not run by this library");
     } catch (const SessionError& error) {
       reasons += (reasons.empty() ? "" : "; ") + kind + ": " + error.what();
       continue;

@@ -43,7 +43,11 @@ int cuDevicePrimaryCtxRetain(void** context) { return *context = NULL, OK; }
 int cuCtxGetCurrent(void** context) { return *context = NULL, OK; }
 int cuModuleGetFunction(void** function, void* module) { return *function = module, OK; }
 int cuStreamEndCapture(void* stream, void** graph) { return (void)stream, take(graph, 1); }
-int cuMemAlloc_v2(void** address, size_t bytes) { return take(address, bytes); }
+int cuMemAlloc_v2(void** address, size_t bytes) { /* at a multiple of 256, as documented */
+  const size_t rounded = (bytes + 255) / 256 * 256;
+  *address = bytes <= MAX_BYTES ? aligned_alloc(256, rounded) : NULL;
+  return *address == NULL ? OUT_OF_MEMORY : (memset(*address, 0, rounded), OK);
+}
 int cuMemHostAlloc(void** address, size_t bytes) { return take(address, bytes); }
 int cuMemHostGetDevicePointer_v2(void** address, void* host) { return *address = host, OK; }
 int cuMemsetD8_v2(void* target, unsigned char value, size_t bytes) { return memset(target, value, bytes), OK; }

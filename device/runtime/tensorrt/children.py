@@ -81,13 +81,16 @@ def run_child(task: Task, request: Path, log: Path, watch: Watch) -> Ended:
 
     def on_line(line: bytes) -> None:
         """Keep the last whole answer: TensorRT and the DLA's runtime write there, too."""
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
             if line.endswith(b"\n"):
                 msgspec.json.decode(line, type=task.answer)
                 answers.append(line[:-1])
 
     ends = queue.SimpleQueue[ChildExit]()
-    child = ChildProcess(module_command(task.module, str(request)), on_line, ends.put)
+    try:
+        child = ChildProcess(module_command(task.module, str(request)), on_line, ends.put)
+    except OSError as error:
+        return Ended(problem=f"the {task.noun} failed: {error.strerror}", passing=True)
     try:
         end = _watch(task, child.pid, ends, watch)
     finally:

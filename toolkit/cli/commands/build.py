@@ -72,11 +72,10 @@ class Build:
         "--dim", group="Model", multiple=True, parse=_parse_dims, metavar="NAME=MIN:OPT:MAX",
     )  # fmt: skip
     precision: Precision | Literal["best", "fp8"] | None = option(
-        "int8: also of nodes on the GPU that it does not speed up; best: INT8, except for nodes "
-        "that are faster or more accurate in FP16; fp8: products in FP8, except for "
-        "such nodes. [default: INT8 with --data or --table "
-        "and of a Q/DQ model, except for nodes that are faster in FP16, else fp16; fp32 without a "
-        "GPU]",
+        "int8: also where it saves no time; best: INT8, except for nodes that are faster or more "
+        "accurate in FP16; fp8: products in FP8, except such. [default: INT8 with --data or "
+        "--table and of a Q/DQ model, except for nodes that are faster in FP16, else fp16; fp32 "
+        "without a GPU]",
         group="Precision", type=click.Choice(["fp32", "fp16", "int8", "best", "fp8"]),
     )  # fmt: skip
     int4_weights: Literal[32, 128] | None = option(

@@ -64,9 +64,10 @@ PORTABLE = "onnxruntime"
 """The form in engines for any CPU; onnxruntime computes the same bits from it as an engine of one
 segment.
 """
-FORMS = (*TARGETS, PORTABLE)
 FLOAT8_FORM = "tensorrt-fp8"
 """Q/DQ of FP8 around products, as `tandem build --precision fp8` has them; for Thor and newer."""
+INT8_FORMS = (*TARGETS, PORTABLE)
+FORMS = (*TARGETS, FLOAT8_FORM, PORTABLE)
 
 # Operators that read the shape of a tensor, not its values.
 SHAPE_READERS = frozenset({"Shape", "Size"})
