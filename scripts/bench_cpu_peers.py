@@ -4,11 +4,13 @@ Each model is built as an engine, in FP32 and in INT8. The others get the same n
 engine's own, with its Q/DQ), in processes of their own that take turns: onnxruntime as it comes,
 and OpenVINO and TVM where they are installed:
 
-    python -m venv openvino && openvino/bin/pip install openvino numpy
+    python -m venv openvino && openvino/bin/pip install -e '.[openvino]'
     python -m venv tvm && tvm/bin/pip install apache-tvm onnx numpy
     python -m scripts.bench_cpu_peers --openvino openvino/bin/python --tvm tvm/bin/python
 
-CPU milliseconds are those of all threads. A runtime that does not start is named with its reason.
+The row tandem-openvino is the engine in a session with the executor of that name, and runs in
+OpenVINO's environment. CPU milliseconds are those of all threads. A runtime that does not start is
+named with its reason.
 """
 
 import argparse
@@ -41,6 +43,12 @@ session = open_session(path, threads=threads)
 run = lambda feeds: list(session.infer(feeds).values())
 import onnxruntime
 version = "onnxruntime " + onnxruntime.__version__
+""",
+    "tandem-openvino": """
+from device.session import open_session
+session = open_session(path, threads=threads, executor="openvino")
+run = lambda feeds: list(session.infer(feeds).values())
+version = session.reports[0].reason.partition("(")[2].partition(",")[0]
 """,
     "onnxruntime": """
 import onnxruntime
@@ -138,7 +146,8 @@ def _measure(
 ) -> list[Row]:
     children, rows = {}, []
     for runtime, python in pythons.items():
-        path = folder / ("model.engine" if runtime == "tandem" else "model.onnx")
+        is_ours = runtime.startswith("tandem")
+        path = folder / ("model.engine" if is_ours else "model.onnx")
         words = (path, threads, folder / "inputs.npz", folder / f"{runtime}.npz", seconds)
         code, given = CHILD.format(loader=LOADERS[runtime]), json.dumps(list(map(_plain, words)))
         child = subprocess.Popen(
@@ -189,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     pythons = {"tandem": sys.executable, "onnxruntime": sys.executable}
-    pythons |= {"openvino": options.openvino} if options.openvino else {}
+    if options.openvino:
+        pythons |= {"tandem-openvino": options.openvino, "openvino": options.openvino}
     pythons |= {"tvm": options.tvm} if options.tvm else {}
     rows = [
         row
@@ -200,11 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
         return 0
-    names = f"{'model':16} {'':5} {'runtime':12} {'version':22}"
+    names = f"{'model':16} {'':5} {'runtime':15} {'version':22}"
     print(f"{names} {'p50 ms':>8} {'CPU ms':>8} {'apart':>8}")
     for row in rows:
         figures = row.problem or f"{row.p50_ms:8.2f} {row.cpu_ms:8.2f} {row.apart:8.1e}"
-        print(f"{row.model:16} {row.precision:5} {row.runtime:12} {row.version[:22]:22} {figures}")
+        print(f"{row.model:16} {row.precision:5} {row.runtime:15} {row.version[:22]:22} {figures}")
     return 0
 
 

@@ -42,8 +42,8 @@ class Lock:
 
 
 LOCKS = (
-    *(Lock(f"dev-py{p}", p, HOST, ("dev", "gpu-build"), BUILD) for p in PYTHONS),
-    *(Lock(f"host-py{p}", p, HOST, ("host",), BUILD) for p in PYTHONS),
+    *(Lock(f"dev-py{p}", p, HOST, ("dev", "gpu-build", "openvino"), BUILD) for p in PYTHONS),
+    *(Lock(f"host-py{p}", p, HOST, ("host", "openvino"), BUILD) for p in PYTHONS),
     *(Lock(f"tensorflow-py{p}", p, HOST, (), REQUIREMENTS) for p in PYTHONS),
     *(Lock(f"oldest-py{p}", p, HOST, ("host",), (*TESTS, *BUILD), oldest=True) for p in PYTHONS),
     # Beside JetPack's own packages, which were built with NumPy 1.

@@ -15,6 +15,7 @@ from device.engine.file import Engine, PathLike, open_engine
 from device.engine.tensorrt_manifest import TensorRT
 from device.errors import SessionError
 from device.runtime.cuda.device_array import DeviceArray
+from device.runtime.executors.protocol import ExecutorName
 from device.runtime.executors.table import SegmentReport
 from device.runtime.session import Session
 from device.runtime.tensorrt.loaded import core_count
@@ -60,6 +61,7 @@ class SessionPool(Closing):
         profile: str | None = None,
         timing_cache: Path | None = None,
         plans: Path | None = None,
+        executor: ExecutorName = "auto",
     ) -> None:
         """Open the sessions; the options are those of `Session`.
 
@@ -75,7 +77,12 @@ class SessionPool(Closing):
             self._sessions: list[Session] = []
             for turn in range(count):
                 session = Session(
-                    engine, profile=profile, timing_cache=timing_cache, plans=plans, turn=turn
+                    engine,
+                    profile=profile,
+                    timing_cache=timing_cache,
+                    plans=plans,
+                    turn=turn,
+                    executor=executor,
                 )
                 stack.callback(session.close)
                 self._sessions.append(session)

@@ -24,7 +24,7 @@ from device.errors import SessionError
 from device.runtime.arrays import array_for, fresh_array, take_arena
 from device.runtime.cuda.device_array import DeviceArray
 from device.runtime.cuda.sharing import CallersContext, undisturbed
-from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
+from device.runtime.executors.protocol import Executor, ExecutorName, LoadOptions, SegmentContext
 from device.runtime.executors.table import SegmentReport, load_segment
 from device.runtime.feeds import check_feeds, check_targets
 from device.runtime.on_device import OnDevice
@@ -59,6 +59,7 @@ class Session(Closing):
         dla_core: int | None = None,
         turn: int | None = None,
         zero_copy: bool | None = None,
+        executor: ExecutorName = "auto",
     ) -> None:
         """Load every segment and take the arena's memory.
 
@@ -69,14 +70,16 @@ class Session(Closing):
         `plans` is the folder of `tandem-agent prepare`, None for the user's; `dla_core` puts all
         DLA segments on one core; `turn` puts those whose frames take turns on one of the cores, as
         `SessionPool` does. `zero_copy`: kernels read inputs and write outputs in the CPU's memory,
-        None where the GPU has no memory of its own, as on a Jetson. The engine stays the caller's
-        to close, also before the session.
+        None where the GPU has no memory of its own, as on a Jetson. `executor` "openvino" runs all
+        segments in OpenVINO on the CPU. The engine stays the caller's to close, also before the
+        session.
         Raises SessionError if the engine is for another profile or cannot be run here.
         """
         manifest = engine.manifest
         _check_profile(engine, profile)
         _check_choice("dla", dla, get_args(Dla))
         _check_choice("scales", scales, get_args(Scales))
+        _check_choice("executor", executor, get_args(ExecutorName))
         if threads is not None and threads < 1:
             raise SessionError(f"the session was given {threads} threads; give at least 1")
         self._tensors = {tensor.name: tensor for tensor in manifest.tensors}
@@ -89,7 +92,9 @@ class Session(Closing):
         self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[n] for n in manifest.outputs)
         self.dims: tuple[DimRange, ...] = manifest.dims
         emulation = None if dla == "portable" else Emulation(dla, scales)
-        options = LoadOptions(threads, timing_cache, emulation, plans, dla_core, turn, zero_copy)
+        options = LoadOptions(
+            threads, timing_cache, emulation, plans, dla_core, turn, zero_copy, executor
+        )
         self._segments = manifest.segments
         self._engine = engine
         self._on_device: OnDevice | None = None
@@ -312,6 +317,7 @@ def open_session(
     timing_cache: Path | None = None,
     plans: Path | None = None,
     dla_core: int | None = None,
+    executor: ExecutorName = "auto",
 ) -> Session:
     """Open an engine file and run it; see `open_engine` and `Session` for what they raise."""
     with open_engine(path) as engine:
@@ -324,6 +330,7 @@ def open_session(
             timing_cache=timing_cache,
             plans=plans,
             dla_core=dla_core,
+            executor=executor,
         )
 
 

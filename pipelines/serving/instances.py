@@ -11,6 +11,7 @@ import numpy as np
 from device.engine.file import open_engine
 from device.engine.manifest import DimRange, Manifest, TensorInfo
 from device.errors import SessionError
+from device.runtime.executors.protocol import ExecutorName
 from device.runtime.pool import turns_of
 from device.runtime.session import Session
 from pipelines.serving.model_config import (
@@ -46,7 +47,13 @@ class ModelInstances:
     outputs: Sequence[Port]
 
 
-def open_file(path: Path, count: int, dla_core: int | None, profile: str | None) -> ModelInstances:
+def open_file(
+    path: Path,
+    count: int,
+    dla_core: int | None,
+    profile: str | None,
+    executor: ExecutorName = "auto",
+) -> ModelInstances:
     """Open the instances of an engine, or of a model.onnx; all share its weights.
 
     `count` 0: one, or one for each DLA core where frames take turns on them. They have run once
@@ -57,19 +64,25 @@ def open_file(path: Path, count: int, dla_core: int | None, profile: str | None)
     with ExitStack() as stack:
         runners: list[Runner] = []
         if path.suffix == ".onnx":
+            if executor != "auto":
+                raise SessionError(f"{path} runs in onnxruntime alone; build an engine of it")
             first = OnnxFile(path)
             runners = [first, *(OnnxFile(path, first) for _ in range(1, count))]
             inputs, outputs = first.inputs, first.outputs
         else:
             engine = stack.enter_context(open_engine(path))
             turn = 0 if dla_core is None else None
-            session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
+            session = Session(
+                engine, profile=profile, dla_core=dla_core, turn=turn, executor=executor
+            )
             closing = stack.enter_context(ExitStack())
             closing.callback(session.close)
             runners.append(session)
             for number in range(1, count or turns_of(engine, session)):
                 turn = number if dla_core is None else None
-                session = Session(engine, profile=profile, dla_core=dla_core, turn=turn)
+                session = Session(
+                    engine, profile=profile, dla_core=dla_core, turn=turn, executor=executor
+                )
                 closing.callback(session.close)
                 runners.append(session)
             inputs, outputs = ports_of_engine(engine.manifest)

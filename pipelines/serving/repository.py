@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from device.errors import ConfigError, SessionError, TandemError
+from device.runtime.executors.protocol import ExecutorName
 from pipelines.serving.bundles import BundleModel, PictureModel, is_bundle, models_of
 from pipelines.serving.config_checks import fields_without_effect
 from pipelines.serving.ensemble import Ensemble
@@ -126,12 +127,13 @@ class Repository:
         mode: Mode,
         *,
         profile: str | None = None,
+        executor: ExecutorName = "auto",
         max_queue: int = 1024,
     ) -> None:
         """`scan` returns the models on disk, by name."""
         self._scan = scan
         self.mode = mode
-        self._profile = profile
+        self._profile, self._executor = profile, executor
         self._max_queue = max_queue
         self._state_budget = StateBudget()
         self._models: dict[str, dict[int, Model]] = {}
@@ -456,7 +458,7 @@ class Repository:
         for group in config.instance_group:
             count += max(1, group.count)
             core = next((one.device_id for one in group.secondary_devices), core)
-        opened = open_file(path, count, core, self._profile)
+        opened = open_file(path, count, core, self._profile, self._executor)
         platform = "onnxruntime_onnx" if path.suffix == ".onnx" else "tandem_engine"
         try:
             full = complete(config, source.name, platform, opened.inputs, opened.outputs)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from device.errors import ConfigError, PipelineError
 from device.install_advice import pip_install
+from device.runtime.executors.protocol import ExecutorName
 from pipelines.host_header import is_loopback
 from pipelines.metrics import MetricsServer
 from pipelines.serving.repository import Mode
@@ -45,6 +46,7 @@ class ServeOptions:
     grpc_port: int | None = 8001
     metrics_port: int | None = 8002
     profile: str | None = None
+    executor: ExecutorName = "auto"
     max_request_mb: int = 64
     max_in_flight_mb: int = 512
     max_queue: int = 1024
@@ -99,6 +101,7 @@ async def serving(
             partial(scan, options.repository),
             options.mode,
             profile=options.profile,
+            executor=options.executor,
             max_queue=options.max_queue,
         )
         spans = stack.enter_context(Spans(options.otlp)) if options.otlp else None

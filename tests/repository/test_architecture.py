@@ -21,6 +21,7 @@ import configs
 from calibration.threshold import METHODS
 from device.agent.config import AgentConfig
 from device.profile import JetPackFile, Profile, Source
+from device.runtime.executors.protocol import ExecutorName
 from device.runtime.session import Dla, Scales
 from pipelines.config import ModelConfig, PipelineConfig
 from toolkit.build import BuildOptions, build_engine
@@ -163,6 +164,7 @@ def test_the_choices_of_options_are_those_of_the_tables() -> None:
     assert get_args(choices.QdqForm) == FORMS
     assert get_args(choices.Dla) == get_args(Dla)
     assert get_args(choices.Scales) == get_args(Scales)
+    assert get_args(choices.Executor) == get_args(ExecutorName)
     assert choices.USB == addresses.USB
     assert tuple(PRESETS) == choices.PREPROCESSINGS
     assert get_args(choices.Switch) == get_args(Switch)

@@ -32,7 +32,8 @@ def test_a_version_is_kept_until_an_upgrade(tmp_path: Path) -> None:
     out.mkdir()
     project = tmp_path / "pyproject.toml"
     project.write_text(
-        '[project]\nname = "p"\nversion = "1"\n[project.optional-dependencies]\nhost = ["one>=1"]\n'
+        '[project]\nname = "p"\nversion = "1"\n'
+        '[project.optional-dependencies]\nhost = ["one>=1"]\nopenvino = []\n'
     )
     for version in ("1.0", "1.1"):
         empty_wheel(place, "one", version, "py3-none-any")

@@ -21,6 +21,7 @@ EXTRAS = (
     "fleet",
     "postgresql",
     "host",
+    "openvino",
     "serial",
     "ros2",
     "dds",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 Targets = Mapping[str, "Array | None"]  # of outputs; None: a new array
 Sizes = Mapping[str, int]  # of the engine's dynamic dimensions
+# What runs segments: the best there is, or OpenVINO on the CPU.
+ExecutorName = Literal["auto", "openvino"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,8 @@ class LoadOptions:
     folder with TensorRT's plans of DLA segments, None for that of the user. `dla_core`: the core
     of all DLA segments, None for those of the plan. `turn`: of the session among those that share
     the cores, None for one that has all in turn. `zero_copy`: whether kernels use the CPU's memory
-    for inputs and outputs, None where the GPU has no memory of its own.
+    for inputs and outputs, None where the GPU has no memory of its own. `executor`: "openvino" runs
+    every segment on the CPU, in OpenVINO.
     """
 
     threads: int | None = None
@@ -200,6 +203,7 @@ class LoadOptions:
     dla_core: int | None = None
     turn: int | None = None
     zero_copy: bool | None = None
+    executor: ExecutorName = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from device.board_files import tensorrt_version
 from device.engine.manifest import Processor, Segment
 from device.errors import SessionError
-from device.runtime.executors import cuda, emulated, portable, tensorrt, tensorrt_gpu
+from device.runtime.executors import cuda, emulated, openvino, portable, tensorrt, tensorrt_gpu
 from device.runtime.executors.protocol import (
     Executor,
     ExecutorKind,
@@ -27,6 +27,14 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
         emulated.why_not,
         requested=emulated.requested,
         remark="asked for; silicon may differ",
+    ),
+    ExecutorKind(
+        "openvino",
+        "portable",
+        openvino.load,
+        openvino.why_not,
+        requested=openvino.requested,
+        remark="asked for; INT8 rounds otherwise than in onnxruntime",
     ),
     ExecutorKind("tensorrt", tensorrt.TAG, tensorrt.load, tensorrt.why_not, tensorrt.misfit),
     ExecutorKind(

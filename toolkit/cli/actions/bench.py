@@ -57,6 +57,7 @@ def _measure(options: Bench) -> tuple[BenchResult, Manifest]:
         batch=options.batch,
         profile=options.profile,
         timing_cache=options.timing_cache,
+        executor=options.executor,
     )
     with open_engine(options.engine) as engine:
         measured = measure(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from device.runtime.executors.protocol import ExecutorName
 from device.runtime.session import Dla
 from toolkit.cli.actions.inputs import input_request
 from toolkit.cli.commands.infer import Infer
@@ -42,6 +43,7 @@ def infer(options: Infer) -> None:
         request,
         everything=options.everything,
         dla=options.dla,
+        executor=options.executor,
         plugins=options.plugins,
     )
     files = ((options.save, result.outputs), (options.save_inputs, result.inputs))
@@ -63,10 +65,11 @@ def infer_file(
     *,
     everything: bool = False,
     dla: Dla = "portable",
+    executor: ExecutorName = "auto",
     plugins: "Sequence[Plugin]" = (),
 ) -> InferResult:
     """Run a file on every sample. Raises TandemError."""
-    runner = open_runner(path, dla=dla, plugins=plugins)
+    runner = open_runner(path, dla=dla, executor=executor, plugins=plugins)
     try:
         samples = make_samples(request, runner.inputs, runner.title)
         outputs, times_ms = [], []

@@ -173,6 +173,7 @@ def _opener(options: Run | Record | Replay) -> Opener:
             timing_cache=options.kernels.timing_cache,
             dla_core=dla_core,
             turn=turn,
+            executor=options.kernels.executor,
         )
 
     return open_session

@@ -26,6 +26,7 @@ def serve(options: Serve) -> None:
         grpc_port=ports.grpc,
         metrics_port=ports.metrics,
         profile=models.profile,
+        executor=models.executor,
         max_request_mb=limits.request_mb,
         max_in_flight_mb=limits.in_flight_mb,
         max_queue=limits.queue,

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.cli.command import argument, command, json_option, option
-from toolkit.cli.options.model import html_option, shapes_option, timing_cache_option
+from toolkit.cli.options.choices import Executor
+from toolkit.cli.options.model import (
+    executor_option,
+    html_option,
+    shapes_option,
+    timing_cache_option,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,7 @@ class Bench:
     streams: int = option("Concurrent sessions, each in its own thread.", min=1, max=64, default=1)
     input: Path | None = option("Inputs by name. [default: random]", metavar="FILE.npz")
     profile: bool = option("Also time every layer by itself.")
+    executor: Executor = executor_option()
     timing_cache: Path | None = timing_cache_option(
         "Run the fastest tactics; missing ones are timed and added to the file."
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.cli.command import argument, command, json_option, option, part
-from toolkit.cli.options.choices import Dla
+from toolkit.cli.options.choices import Dla, Executor
 from toolkit.cli.options.inputs import InputOptions
-from toolkit.cli.options.model import memory_option, plugins_option
+from toolkit.cli.options.model import executor_option, memory_option, plugins_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Infer:
         "--all",
     )
     dla: Dla = option("Engine: the DLA's INT8 arithmetic in software, or not.", default="portable")
+    executor: Executor = executor_option()
     max_memory: int | None = memory_option()
     plugins: tuple[Any, ...] = plugins_option()
     as_json: bool = json_option("Print the outputs' figures as JSON.")

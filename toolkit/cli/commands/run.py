@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.cli.command import argument, command, json_option, option, part
-from toolkit.cli.options.choices import Dla, Scales
-from toolkit.cli.options.model import engines_option, timing_cache_option
+from toolkit.cli.options.choices import Dla, Executor, Scales
+from toolkit.cli.options.model import engines_option, executor_option, timing_cache_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class KernelOptions:
     scales: Scales = option(
         "Scales of the emulated DLA: 16 bits and a shift, or exact.", default="hardware"
     )
+    executor: Executor = executor_option()
     timing_cache: Path | None = timing_cache_option(
         "Run the fastest GPU tactics; missing ones are timed and added to the file."
     )

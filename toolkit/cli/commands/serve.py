@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from toolkit.cli.command import FILE, FOLDER, argument, command, json_option, option, part
+from toolkit.cli.options.choices import Executor
+from toolkit.cli.options.model import executor_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class ModelOptions:
         'With --model-control explicit: load it at the start, "*" for all.',
         "--load-model", metavar="NAME",
     )  # fmt: skip
+    executor: Executor = executor_option()
     profile: str | None = option("This device's profile: other engines are refused.")
 
 

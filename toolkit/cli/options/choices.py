@@ -14,6 +14,7 @@ from device.errors import TandemError
 Switch = Literal["auto", "on", "off"]
 Dla = Literal["portable", "exact", "fast"]
 Scales = Literal["hardware", "ideal"]
+Executor = Literal["auto", "openvino"]
 
 AUTO = "auto"
 CALIBRATION_METHODS = ("minmax", "entropy", "percentile", "mse")

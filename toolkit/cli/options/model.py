@@ -73,6 +73,11 @@ def timing_cache_option(text: str) -> Any:  # noqa: ANN401
     return option(text, "--timing-cache", type=PATH)
 
 
+def executor_option() -> Any:  # noqa: ANN401
+    """Return the field `executor`, of what runs an engine's segments."""
+    return option("What runs engines: the best there is, or OpenVINO on the CPU.", default="auto")
+
+
 def parse_named(
     value: str, separator: str, read: Callable[[str], V], example: str
 ) -> tuple[str, V]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from device.engine.file import Engine
 from device.engine.manifest import TensorInfo
-from device.runtime.executors.protocol import Profiler
+from device.runtime.executors.protocol import ExecutorName, Profiler
 from device.runtime.feeds import check_feeds
 from device.runtime.session import Session
 from toolkit.errors import BenchError
@@ -54,6 +54,7 @@ class BenchOptions:
     batch: int | None = None
     profile: bool = False
     timing_cache: Path | None = None
+    executor: ExecutorName = "auto"
 
 
 class GpuTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +110,9 @@ def measure(
     """
     with ExitStack() as stack:
         sessions = [
-            stack.enter_context(Session(engine, timing_cache=options.timing_cache))
+            stack.enter_context(
+                Session(engine, timing_cache=options.timing_cache, executor=options.executor)
+            )
             for _ in range(options.streams)
         ]
         first = sessions[0]

@@ -7,6 +7,7 @@ import numpy as np
 
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Manifest, TensorInfo
+from device.runtime.executors.protocol import ExecutorName
 from device.runtime.feeds import check_feeds
 from device.runtime.session import Dla, Session
 from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitted
@@ -15,11 +16,11 @@ from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitte
 class EngineRunner:
     """An engine in a session."""
 
-    def __init__(self, path: Path, dla: Dla = "portable") -> None:
+    def __init__(self, path: Path, dla: Dla = "portable", executor: ExecutorName = "auto") -> None:
         """Open and load it; raises TandemError."""
         self.engine: Engine = open_engine(path)
         try:
-            self.session = Session(self.engine, dla=dla)
+            self.session = Session(self.engine, dla=dla, executor=executor)
         except BaseException:
             self.engine.close()
             raise

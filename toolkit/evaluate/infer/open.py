@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device.runtime.executors.protocol import ExecutorName
 from device.runtime.session import Dla
 from toolkit.errors import InferError
 from toolkit.evaluate.infer.engine_runner import EngineRunner
@@ -13,12 +14,20 @@ if TYPE_CHECKING:
     from toolkit.plugins import Plugin
 
 
-def open_runner(path: Path, *, dla: Dla = "portable", plugins: "Sequence[Plugin]" = ()) -> Runner:
+def open_runner(
+    path: Path,
+    *,
+    dla: Dla = "portable",
+    executor: ExecutorName = "auto",
+    plugins: "Sequence[Plugin]" = (),
+) -> Runner:
     """Open a model or an engine. Raises TandemError: it is neither, or cannot be loaded."""
     kind = kind_of(path)
     if kind == "engine":
-        return EngineRunner(path, dla)
+        return EngineRunner(path, dla, executor)
     if kind == "model":
+        if executor != "auto":
+            raise InferError(f"{path} is a model, which runs in onnxruntime; build an engine of it")
         from toolkit.evaluate.infer.onnx_runner import OnnxRunner
         from toolkit.importers.onnx import read_model_file
 
