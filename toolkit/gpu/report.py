@@ -99,7 +99,7 @@ def report_lines(report: GpuReport) -> list[str]:
     ]
     if report.tactics > report.operations:
         lines.append(
-            "  tactics by estimate: `tandem bench --timing-cache` on the board finds the fastest, "
+            "  tactics by estimate: a timing cache of the board gives the fastest, "
             f"which took {TIMED_GAIN} less time on 14 SMs of an H200"
         )
     known = [(k.occupancy, k.function, k) for k in kernels if k.occupancy is not None]
