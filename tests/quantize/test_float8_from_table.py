@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from onnx import numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 
-from calibration.table import Adjustments, CalibrationTable, write_table
+from calibration.table import Adjustments, CalibrationTable, read_table, write_table
 from device.profile import load_profile
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
@@ -421,3 +421,21 @@ def test_the_command_refuses_what_is_about_int8(case: Case, tmp_path: Path) -> N
     done = invoke(*words, "--data", str(tmp_path / "x.npy"), "--method", "entropy")
     assert done.exit_code == 2
     assert "--precision fp8 takes the largest magnitudes" in done.output
+
+
+def test_a_calibration_for_fp8_makes_no_corrections_of_int8(
+    case: Case, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    onnx.save(case.model(), tmp_path / "m.onnx")
+    samples = rng.normal(size=(8, *case.inputs["x"][1:])).astype(np.float32)
+    np.save(tmp_path / "x.npy", samples)
+    words = ("calibrate", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "x.npy"),
+             "--qdq", str(tmp_path / "q.onnx"), "--qdq-for", FLOAT8_FORM, "--accept-loss",
+             "--json")  # fmt: skip
+    notes = json.loads(output_of(*words))["notes"]
+    assert any("left out for FP8" in note for note in notes)
+    adjusted = read_table(tmp_path / "m.calib.json").adjusted
+    assert not adjusted or not (adjusted.biases or adjusted.rounded)
+    done = invoke(*words, "--bias-correction", "on")
+    assert done.exit_code == 2
+    assert "--bias-correction on makes up for errors of INT8" in done.output
