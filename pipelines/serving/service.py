@@ -103,7 +103,7 @@ class Service:
         if total > self.max_request_bytes:
             refuse(
                 f"{what} of {total} bytes exceeds the maximum allowed input size of"
-                f" {self.max_request_bytes} bytes (--request-mb of the server)",
+                f" {self.max_request_bytes} bytes (`tandem serve --request-mb`)",
                 Status.TOO_LARGE,
             )
         self._count(size, total)

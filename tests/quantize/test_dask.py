@@ -231,6 +231,8 @@ def test_a_scheduler_that_is_killed_ends_the_run_by_its_name(
 
 def test_ctrl_c_ends_a_run_that_waits_for_a_worker(scheduler: str) -> None:
     code = (
+        # A shell's background command has SIGINT ignored, and its children inherit that.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import subprocess, toolkit.workers as workers; workers.POLL_S = workers.ALONE_S = 0.2\n"
         f"with workers.open_workers({scheduler!r}) as those:\n"
         f"    list(those.run(subprocess.check_output, {{1: ({SLEEP},)}}))"

@@ -169,7 +169,8 @@ def _refuse_quantized(options: BuildOptions, imported: ImportedModel, float8: in
     if not float8:
         raise BuildError(
             f"{imported.name} holds Q/DQ of integers, of which no FP8 is made: give the plain "
-            "model, such as `tandem ranges ... --plain` writes, or leave out --precision."
+            "model, such as `tandem ranges ... --plain` writes, or leave out `tandem build "
+            "--precision`."
         )
     if _has_ranges(options):
         raise BuildError(
