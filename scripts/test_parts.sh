@@ -6,7 +6,7 @@ unset PYTHONDONTWRITEBYTECODE
 
 # MB of each environment, with the models and the caches beside them, once it is made.
 declare -A environment_mb=(
-    [.venv]=3400 [.venv-tensorflow]=1600 [.venv-oldest]=600 [.venv-3.10]=450 [.venv-3.12]=450
+    [.venv]=3600 [.venv-tensorflow]=1600 [.venv-oldest]=600 [.venv-3.10]=450 [.venv-3.12]=450
     [.models]=300 [.mypy_cache]=200
 )
 # MB of temporary files: packages that pip unpacks, then what eight workers of pytest hold at most.
