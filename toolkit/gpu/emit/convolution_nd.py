@@ -80,10 +80,9 @@ def _add(
     x = ctx.read(op.inputs[0], "float", "channels last", ctx.float_type(*op.inputs[:2]))
     y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     epilogue, residual_name = read_epilogue(ctx, group, op.input(2), filters * groups)
-    residual, r_pitch = None, 0
+    residual = None
     if residual_name is not None:
         residual = ctx.read(residual_name, "float", "channels last")
-        r_pitch = pixel_pitch(residual)
     output_size, strides = three(y.shape[2:], 1), three(window.strides, 1)
     step = strides if transposed else (1, 1, 1)
     pixels = (ceil_div(n, each) for n, each in zip(output_size, step, strict=True))
@@ -122,7 +121,7 @@ def _add(
         y_strides=MatrixStrides(pixel_pitch(y)),
         epilogue=epilogue,
         residual=residual,
-        residual_strides=MatrixStrides(r_pitch),
+        residual_strides=MatrixStrides(pixel_pitch(residual) if residual is not None else 0),
     )
     add_gemm(ctx, group.nodes, problem)
 
