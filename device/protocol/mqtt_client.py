@@ -15,8 +15,8 @@ MAX_PACKET_BYTES = MAX_MESSAGE_BYTES + 2 * 65536  # with the topic and propertie
 PUBLISH = 0x30  # the type of a packet, in its upper four bits
 READ_BYTES = 16 * 1024  # a TLS record
 READS_A_TURN = 64
-_TAKEN = ReasonCode(PacketTypes.PUBACK)
-_NONE = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
+_ACCEPTED = ReasonCode(PacketTypes.PUBACK)
+_NO_PROPERTIES = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
 
 
 class Client(paho.Client):
@@ -67,7 +67,7 @@ class Client(paho.Client):
         number = int.from_bytes(packet, "big")
         with self._out_message_mutex:
             if number in self._out_messages:
-                return self._do_on_publish(number, _TAKEN, _NONE)
+                return self._do_on_publish(number, _ACCEPTED, _NO_PROPERTIES)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _sock_recv(self, bufsize: int) -> bytes:

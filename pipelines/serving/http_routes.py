@@ -86,13 +86,13 @@ async def _statistics(
 
 async def _index(service: Service, head: Head, body: memoryview) -> Answer:
     try:
-        asked = _INDEX.decode(body or b"{}")
+        query = _INDEX.decode(body or b"{}")
     except msgspec.ValidationError as error:
         refuse(f"Invalid value for 'ready': expected a boolean in an object ({error})")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         refuse(f"failed to parse the request JSON: {error}")
     rows = await service.repository.index()
-    return _json([row for row in rows if not asked.ready or row["state"] == "READY"])
+    return _json([row for row in rows if not query.ready or row["state"] == "READY"])
 
 
 async def _load(service: Service, head: Head, body: memoryview, model: str) -> Answer:

@@ -31,8 +31,8 @@ def test_a_row_has_times_and_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bench_float8.make_models(tmp_path, "small", 1)
     with cuda_double.interpreted_cubins():
         for form in bench_float8.FORMS:
-            said = bench_float8.build(tmp_path, "small", form)
-    assert "3 of 3 products" in said
+            report = bench_float8.build(tmp_path, "small", form)
+    assert "3 of 3 products" in report
     monkeypatch.setitem(cuda_double._ATTRIBUTES, cuda_driver.COMPUTE_MAJOR, 9)
     monkeypatch.setitem(cuda_double._ATTRIBUTES, cuda_driver.COMPUTE_MINOR, 0)
     with cuda_double.installed():

@@ -134,7 +134,7 @@ def products_in(path: Path) -> set[str]:
     with open_engine(path) as engine:
         (gpu,) = kernels_of(engine)
         assert gpu.sm == 90
-        found = set()
+        instructions = set()
         for kernel in gpu.kernels:
             cubin = path.with_suffix(".cubin")
             cubin.write_bytes(engine.entry(kernel.cubin).tobytes())
@@ -142,8 +142,8 @@ def products_in(path: Path) -> set[str]:
                 [knobs.nvidia.nvdisasm.path, cubin], capture_output=True, text=True, check=True
             ).stdout
             assert re.search("EF_CUDA_SM90|sm_90a", text)
-            found |= set(re.findall(r"\b(HG?MMA)\.", text))
-    return found
+            instructions |= set(re.findall(r"\b(HG?MMA)\.", text))
+    return instructions
 
 
 def test_a_choice_is_good_within_a_twentieth_of_the_fastest_and_counts_only_if_all_are_timed() -> (

@@ -324,8 +324,8 @@ def test_refusals_of_paths_sizes_and_headers(ports: Ports, root: Path) -> None:
     assert body(port, "/v2", Host="evil.example")[0] == 421
     assert body(port, "/v2", X="y" * 40000)[0] == 431
     deep = b'{"ready": %b}' % (b"[" * 250_000 + b"]" * 250_000)
-    for asked in (b'{"ready": [true]}', b'{"ready": null}', deep):
-        code, answer = body(port, "/v2/repository/index", asked)
+    for request in (b'{"ready": [true]}', b'{"ready": null}', deep):
+        code, answer = body(port, "/v2/repository/index", request)
         assert (code, "'ready': expected a boolean" in answer["error"]) == (400, True)
     assert body(port, "/v2/repository/index", b"{")[0] == 400
     assert body(port, "/v2/repository/index", b'{"other": {}}')[0] == 200

@@ -420,11 +420,11 @@ def test_a_shape_that_no_array_has_is_refused(shape: list[int], sentence: str) -
 
 def test_what_a_client_names_at_length_is_not_kept(region: tuple[Regions, Path]) -> None:
     tensor = from_bytes("y", "FP32", (1,), bytes(4))
-    asked = InferRequest("of this test", "", [])
+    request = InferRequest("of this test", "", [])
     encode: Callable[[InferResponse], object]
     for kept, encode in (
         (_known_response_head, encode_grpc),
-        (_known_response_json, partial(encode_http, request=asked, all_binary=True)),
+        (_known_response_json, partial(encode_http, request=request, all_binary=True)),
     ):
         for ident, added in (("1" * KEPT_ID, 1), ("2" * (KEPT_ID + 1), 0)):
             before = kept.cache_info().currsize

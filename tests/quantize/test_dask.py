@@ -189,10 +189,10 @@ def test_a_run_says_that_its_last_worker_is_gone_and_goes_on_when_one_comes(
         helper.start()
         assert len(list(results)) == 3
         helper.join()
-    said = (
+    sentence = (
         rf"scheduler {scheduler} shows no worker, and [123] tasks wait; the last that it had: tcp"
     )
-    assert re.search(said, caplog.text)
+    assert re.search(sentence, caplog.text)
     assert f"start workers (`dask worker {scheduler}`)" in caplog.text
 
 

@@ -291,9 +291,9 @@ def test_a_table_keeps_nodes_and_the_measured_one_gives_the_same_products(
     assert any("2 of 2 products" in note and "held out" in note for note in measured.notes)
     size, table = measured.path.stat().st_size, read_ranges(tmp_path / "t.json").table
     assert table.method == "minmax"
-    given = build(case, tmp_path, table=table)
-    assert any("2 of 2 products" in note for note in given.notes)
-    assert (given.path.stat().st_size, given.manifest.segments) == (
+    by_table = build(case, tmp_path, table=table)
+    assert any("2 of 2 products" in note for note in by_table.notes)
+    assert (by_table.path.stat().st_size, by_table.manifest.segments) == (
         size,
         measured.manifest.segments,
     )

@@ -90,8 +90,10 @@ def test_a_plan_gives_the_bits_of_the_python_session(
     precision: str, programs: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     one = request.getfixturevalue(precision)
-    said, outputs = run(programs, one, tmp_path)
-    assert "dla0: tensorrt: TensorRT 10.3.0, DLA cores 0, 1 in turn, formats by the CPU\n" in said
+    printed, outputs = run(programs, one, tmp_path)
+    assert (
+        "dla0: tensorrt: TensorRT 10.3.0, DLA cores 0, 1 in turn, formats by the CPU\n" in printed
+    )
     assert outputs == one.expected
     assert len({outputs[i : i + 40] for i in range(0, len(outputs), 40)}) > 1
 
@@ -112,19 +114,19 @@ def test_a_plan_gives_the_bits_of_the_python_session(
 def test_a_plan_that_cannot_be_loaded_leaves_the_segment_to_the_cpu(
     settings: dict[str, str], says: str, programs: Path, int8: Prepared, tmp_path: Path
 ) -> None:
-    said, outputs = run(programs, int8, tmp_path, **settings)
-    assert f"dla0: portable: tensorrt: {'it has ' if says.startswith('no plan') else ''}" in said
-    assert says in said
-    if "has no plan" in said:
-        assert f"run `tandem-agent prepare {int8.engine}`" in said
+    printed, outputs = run(programs, int8, tmp_path, **settings)
+    assert f"dla0: portable: tensorrt: {'it has ' if says.startswith('no plan') else ''}" in printed
+    assert says in printed
+    if "has no plan" in printed:
+        assert f"run `tandem-agent prepare {int8.engine}`" in printed
     assert len(outputs) == len(int8.expected)
 
 
 def test_a_board_with_one_core_of_two_says_so(
     programs: Path, int8: Prepared, tmp_path: Path
 ) -> None:
-    said, outputs = run(programs, int8, tmp_path, CORES="1")
-    assert "DLA core 0, the only one here: frames take no turns" in said
+    printed, outputs = run(programs, int8, tmp_path, CORES="1")
+    assert "DLA core 0, the only one here: frames take no turns" in printed
     assert outputs == int8.expected
 
 
@@ -138,8 +140,8 @@ def test_a_board_with_one_core_of_two_says_so(
 def test_a_plan_that_fails_as_it_runs_is_an_error_of_one_line(
     call: str, says: str, programs: Path, int8: Prepared, tmp_path: Path
 ) -> None:
-    said, outputs = run(programs, int8, tmp_path, FAIL=call)
-    (line,) = (line for line in said.splitlines() if line.startswith("error: "))
+    printed, outputs = run(programs, int8, tmp_path, FAIL=call)
+    (line,) = (line for line in printed.splitlines() if line.startswith("error: "))
     assert f"{int8.engine}: segment '" in line
     assert says in line
     assert outputs == b""
@@ -173,9 +175,9 @@ def test_a_plan_counts_with_the_record_that_has_its_digest(
             {"format": 2} if fault == "other format" else {"problem": "layer 'c' is too large"}
         )
         path.write_text(json.dumps(record | changed))
-    said, _ = run(programs, Prepared(int8.engine, plans, *_rest(int8)), tmp_path)
-    assert "dla0: portable: tensorrt: " in said
-    assert says in said
+    printed, _ = run(programs, Prepared(int8.engine, plans, *_rest(int8)), tmp_path)
+    assert "dla0: portable: tensorrt: " in printed
+    assert says in printed
 
 
 def _rest(one: Prepared) -> tuple[Path, bytes, bytes]:
@@ -194,8 +196,8 @@ def test_a_plan_by_a_package_with_a_fourth_number_is_found(
     plan.rename(plans / f"{key}.plan")
     path.unlink()
     (plans / f"{key}.json").write_text(json.dumps(record))
-    said, outputs = run(programs, Prepared(int8.engine, plans, *_rest(int8)), tmp_path)
-    assert "dla0: tensorrt: TensorRT 10.3.0" in said
+    printed, outputs = run(programs, Prepared(int8.engine, plans, *_rest(int8)), tmp_path)
+    assert "dla0: tensorrt: TensorRT 10.3.0" in printed
     assert outputs == int8.expected
 
 
@@ -245,13 +247,13 @@ def orin(root: Path) -> Path:
 def test_the_plan_is_the_one_that_python_finds(
     version: str, programs: Path, int8: Prepared, fp16: Prepared, tmp_path: Path
 ) -> None:
-    found = set()
+    digests = set()
     for root in (orin(tmp_path / "orin"), tmp_path / "empty"):
         for one in (int8, fp16):
             key = keys(programs, one.engine, root, version)
             assert key == python_keys(one.engine, root, tmp_path, version)
-            found.add(key)
-    assert len(found) == 4  # each digest counts the board and the engine
+            digests.add(key)
+    assert len(digests) == 4  # each digest counts the board and the engine
 
 
 def test_the_digest_counts_numbers_and_names_as_python_writes_them(

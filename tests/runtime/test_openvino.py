@@ -123,13 +123,13 @@ def test_each_size_of_a_dynamic_dimension_runs_in_the_callers_arrays(
             if size == 3:
                 feeds["x"].flags.writeable = False
             target = np.full((size, 10), np.nan, np.float32)
-            given = session.infer(feeds, {"y": target})["y"]
-            assert given is target
+            returned = session.infer(feeds, {"y": target})["y"]
+            assert returned is target
             expected = plain.infer(feeds)["y"]
-            np.testing.assert_allclose(given, expected, rtol=0, atol=2e-2)
+            np.testing.assert_allclose(returned, expected, rtol=0, atol=2e-2)
             kept = session.infer(feeds)["y"]
             session.infer({"x": picture(size, 9)})
-            assert kept.tobytes() == given.tobytes()
+            assert kept.tobytes() == returned.tobytes()
 
 
 @real

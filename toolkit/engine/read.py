@@ -242,13 +242,13 @@ def _refuse_int8(graph: ir.Model, name: str) -> None:
         )
 
 
-def _refuse_half(graph: ir.Model, name: str, made: str) -> None:
+def _refuse_half(graph: ir.Model, name: str, precision: str) -> None:
     """Refuse a model that is in half precision itself."""
     for node in graph.graph:
         data = node.inputs[0] if node.op_type in QUANTIZED_OPS and node.inputs else None
         if data is not None and data.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
             raise BuildError(
                 f"{name} computes in {data.dtype.name} (node {node.name!r}, {node.op_type}), but "
-                f"{made} is made from float32; export it in float32 (ModelOpt: "
+                f"{precision} is made from float32; export it in float32 (ModelOpt: "
                 "direct_io_types=False), or build with --precision fp16."
             )

@@ -104,8 +104,8 @@ class OpenVinoExecutor(Executor):
                 request.set_input_tensor(self._inputs[name], tensor)
             for name, target in outputs.items():
                 number = self._outputs[name]
-                made = self._new(number) if target is None else wrap(target, shared_memory=True)
-                request.set_output_tensor(number, made)
+                tensor = self._new(number) if target is None else wrap(target, shared_memory=True)
+                request.set_output_tensor(number, tensor)
             request.infer()
         except (RuntimeError, ValueError) as error:
             raise SessionError(f"{self._where} failed in OpenVINO: {_told(error)}") from error
@@ -186,11 +186,11 @@ def _tensors(message: "Message") -> Iterator[Any]:
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
-        for one in (value,) if hasattr(value, "ListFields") else value:
+        for part in (value,) if hasattr(value, "ListFields") else value:
             if field.message_type.name == "TensorProto":
-                yield one
+                yield part
             else:
-                yield from _tensors(one)
+                yield from _tensors(part)
 
 
 def _settings(context: SegmentContext) -> dict[str, object]:
