@@ -46,6 +46,7 @@ class Connection(asyncio.BufferedProtocol):
         self._drained.set()
         self._heard_s = 0.0
         self._closing = False
+        self._end_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or answer 429 if `max_connections` are open."""
@@ -66,6 +67,8 @@ class Connection(asyncio.BufferedProtocol):
         self._server.connections.discard(self)
         self._closing = True
         self._drained.set()
+        if self._end_timer is not None:
+            self._end_timer.cancel()  # it holds this connection and its buffer
         if self._task is not None:
             # A client that leaves is noticed when it is written to. By the next turn the task runs,
             # so that it hands the end on to what it waits for.
@@ -267,12 +270,12 @@ class Connection(asyncio.BufferedProtocol):
         loop = self._server.loop
         # One over the limit is not counted, so that it may not stay while others come.
         longest_s = MAX_LINGER_S if self in self._server.connections else LINGER_S
-        loop.call_later(LINGER_S, self._linger, loop.time() + longest_s)
+        self._end_timer = loop.call_later(LINGER_S, self._linger, loop.time() + longest_s)
 
     def _linger(self, end_s: float) -> None:
         now_s = self._server.loop.time()
         if now_s < end_s and now_s - self._heard_s < LINGER_S:
-            self._server.loop.call_later(LINGER_S, self._linger, end_s)
+            self._end_timer = self._server.loop.call_later(LINGER_S, self._linger, end_s)
         else:
             self._transport.close()
 

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import tracemalloc
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -385,6 +386,30 @@ def test_a_client_that_sends_on_after_a_refusal_reads_it(
             one.sendall(refused)
             with pytest.raises(ConnectionError):  # not forever
                 send_slowly(one, 200)
+
+
+def test_a_refused_client_that_is_gone_holds_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_port, "LINGER_S", 60.0)
+    connections = weakref.WeakSet[Connection]()
+    begin = Connection.__init__
+
+    def counted(self: Connection, server: HttpServer) -> None:
+        begin(self, server)
+        connections.add(self)
+
+    monkeypatch.setattr(Connection, "__init__", counted)
+    with served(tmp_path, max_request_mb=1) as ports:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", ports.http), timeout=10) as one:
+                one.sendall(head("/v2/models/none/infer", "Content-Length: 900000000"))
+                assert one.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+        until_s = time.monotonic() + 10
+        while len(connections) > 0:
+            assert time.monotonic() < until_s, f"{len(connections)} connections are held"
+            gc.collect()
+            time.sleep(0.1)
 
 
 def test_a_connection_over_the_limit_stays_no_longer_because_its_client_sends(
