@@ -18,7 +18,7 @@ from device.start.command import module_command
 PROGRAMS = {
     "control": "device.control",
     "enrol": "device.enrol",
-    "prepare": "device.runtime.tensorrt",
+    "prepare": "device.runtime.prepare",
     "selftest": "device.selftest",
 }
 

@@ -20,7 +20,7 @@ from device.update.bundle import read_folder_info
 
 LOG = logging.getLogger("tandem.agent")
 PLANS = "plans"  # folder of the state folder
-_COMMAND = module_command("device.runtime.tensorrt")
+_COMMAND = module_command("device.runtime.prepare")
 _GRACE_S = 60.0  # the child keeps its limit itself, unless it hangs
 
 

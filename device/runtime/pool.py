@@ -15,10 +15,10 @@ from device.engine.file import Engine, PathLike, open_engine
 from device.engine.tensorrt_manifest import TensorRT
 from device.errors import SessionError
 from device.runtime.cuda.device_array import DeviceArray
+from device.runtime.executors.loaded import core_count
 from device.runtime.executors.protocol import ExecutorName
 from device.runtime.executors.table import SegmentReport
 from device.runtime.session import Session
-from device.runtime.tensorrt.loaded import core_count
 
 Array = npt.NDArray[Any]
 

@@ -91,7 +91,7 @@ def finish(engine: Engine, folder: Path, seconds: float) -> dict[str, Finished]:
     if not any(isinstance(i, TensorRT) for s in segments for i in s.implementations):
         return {}
     command = module_command(
-        "device.runtime.tensorrt", str(engine.path), "--plans", str(folder / PLANS),
+        "device.runtime.prepare", str(engine.path), "--plans", str(folder / PLANS),
         "--timeout-s", f"{seconds:.0f}", "--json",
     )  # fmt: skip
     done = subprocess.run(command, capture_output=True, check=False)

@@ -1,7 +1,7 @@
 """The step `rules`: a node at the limit of a DLA rule or one beyond, before this TensorRT.
 
 First `can_run_on_DLA` is asked of each layer but constants, then a loadable is built of the whole,
-as `device.runtime.tensorrt.build_dla` builds segments. All tensors have one range, so that no rule
+as `device.runtime.prepare.build_dla` builds segments. All tensors have one range, so that no rule
 on equal ranges stands in the way. A case with inputs or outputs of fewer than three dimensions,
 such as those of Gemm, is not built: no format of the DLA takes them at a border
 (NvInferRuntimeBase.h, TensorFormat), which says nothing of the rule.
@@ -14,8 +14,8 @@ from msgspec import structs
 
 from device.board_files import tensorrt_version
 from device.errors import SessionError
-from device.runtime.tensorrt.build_dla import configure, serialize
-from device.runtime.tensorrt.builder_calls import (
+from device.runtime.prepare.build_dla import configure, serialize
+from device.runtime.prepare.builder_calls import (
     RefusedError,
     Tools,
     computing_layers,

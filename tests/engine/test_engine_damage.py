@@ -13,8 +13,8 @@ from updater_fixtures import UpdaterBoard
 
 from device.engine.file import Engine, open_engine
 from device.errors import BundleError, EngineError
+from device.runtime.prepare.__main__ import main as prepare
 from device.runtime.session import open_session
-from device.runtime.tensorrt.__main__ import main as prepare
 from device.update.bundle import write_bundle
 from device.update.slot_store import SlotStore
 from toolkit.fleet.bundles.unpacked import unpacked

@@ -16,7 +16,7 @@ from advice_fixtures import OPTION, Text, imports, product_texts
 from device.agent.command_line import make_parser as agent_parser
 from device.control.__main__ import make_parser as control_parser
 from device.enrol.__main__ import make_parser as enrol_parser
-from device.runtime.tensorrt.__main__ import make_parser as prepare_parser
+from device.runtime.prepare.__main__ import make_parser as prepare_parser
 from device.selftest.__main__ import make_parser as selftest_parser
 from pipelines.__main__ import make_parser as pipeline_parser
 from toolkit.cli.main import COMMANDS, tandem
@@ -69,7 +69,7 @@ PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
     "tandem-agent": ("device.agent.agent", agent_parser()),
     "tandem-agent control": ("device.control.__main__", control_parser()),
     "tandem-agent enrol": ("device.enrol.__main__", enrol_parser()),
-    "tandem-agent prepare": ("device.runtime.tensorrt.__main__", prepare_parser()),
+    "tandem-agent prepare": ("device.runtime.prepare.__main__", prepare_parser()),
     "tandem-agent selftest": ("device.selftest.__main__", selftest_parser()),
     "tandem-pipeline": ("pipelines.__main__", pipeline_parser()),
     "python -m toolkit.fleet.brokers.local": ("toolkit.fleet.brokers.local", broker_parser()),

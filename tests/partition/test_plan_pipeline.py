@@ -133,7 +133,7 @@ def test_models_of_a_plan_run_as_one_release_on_the_processors_that_it_chose(
 
     version, plans = install("10.3.0", tmp_path, monkeypatch), tmp_path / "plans"
     engines = [str(slot / one.engine) for one in info.runs]
-    prepare = [sys.executable, "-m", "device.runtime.tensorrt", *engines, "--plans", str(plans)]
+    prepare = [sys.executable, "-m", "device.runtime.prepare", *engines, "--plans", str(plans)]
     prepared = subprocess.run([*prepare, "--json"], capture_output=True, check=False)
     assert prepared.returncode == 0, prepared.stderr
     segments = [row["segment"].partition(".")[0] for row in json.loads(prepared.stdout)]

@@ -32,16 +32,16 @@ from device.engine.tensorrt_manifest import Port, TensorRT
 from device.errors import SessionError
 from device.protocol.messages import ChildMessage, Ready, Stats
 from device.runtime.cuda.context import Stream
+from device.runtime.executors.loaded import LoadedPlan
 from device.runtime.executors.tensorrt import TensorRTExecutor
 from device.runtime.pool import MAX_SESSIONS, turns_of
-from device.runtime.tensorrt import children
-from device.runtime.tensorrt import prepare_engine as prepare_module
+from device.runtime.prepare import children
+from device.runtime.prepare import prepare_engine as prepare_module
+from device.runtime.prepare.children import Limits
+from device.runtime.prepare.prepare_engine import Job, prepare_engine
 from device.runtime.tensorrt.board import Board, read_board
-from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
-from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.plans import MAX_PLANS, Record, form_for, timing_cache
-from device.runtime.tensorrt.prepare_engine import Job, prepare_engine
 from device.runtime.tensorrt.releases import find_release
 from device.session import Session, SessionPool, open_session
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
@@ -756,7 +756,7 @@ def test_the_board_is_read_from_its_files(tmp_path: Path) -> None:
 def test_the_command_says_what_was_built(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from device.runtime.tensorrt.__main__ import main
+    from device.runtime.prepare.__main__ import main
 
     install("10.3.0", tmp_path, monkeypatch)
     command = ["prepare", str(engine), "--plans", str(tmp_path / "plans")]
@@ -843,7 +843,7 @@ def forms(opened: Engine) -> list[TensorRT]:
 def test_a_limit_that_is_none_is_refused(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from device.runtime.tensorrt.__main__ import main
+    from device.runtime.prepare.__main__ import main
 
     monkeypatch.setattr(sys, "argv", ["prepare", "m.engine", option])
     with pytest.raises(SystemExit):

@@ -17,11 +17,11 @@ from model_fixtures import save
 from onnx import helper
 from tensorrt_fixtures import build, install, prepare
 
-from device.runtime.tensorrt import build as build_module
-from device.runtime.tensorrt import prepare_engine as prepare_module
-from device.runtime.tensorrt.children import BUILD, Ended, Limits, Task, Watch
+from device.runtime.prepare import build as build_module
+from device.runtime.prepare import prepare_engine as prepare_module
+from device.runtime.prepare.children import BUILD, Ended, Limits, Task, Watch
+from device.runtime.prepare.prepare_engine import Prepared
 from device.runtime.tensorrt.messages import MESSAGES, explain, last_error
-from device.runtime.tensorrt.prepare_engine import Prepared
 from device.runtime.tensorrt.request import Request
 from device.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
@@ -161,7 +161,7 @@ def test_a_build_with_fallback_that_crashes_is_not_explained_by_the_one_before(
 def test_the_command_says_that_constants_were_folded_with_fallback(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from device.runtime.tensorrt.__main__ import main
+    from device.runtime.prepare.__main__ import main
 
     install("10.3.0", tmp_path, monkeypatch)
     monkeypatch.setenv(INJECT, "constants=dla")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from device.runtime.tensorrt import children
-from device.runtime.tensorrt.children import BUILD, Ended, Limits, Watch, run_child
+from device.runtime.prepare import children
+from device.runtime.prepare.children import BUILD, Ended, Limits, Watch, run_child
 
 ANSWER = b'{"tensorrt":"10.3.0"}'
 PRINT = f"import os; os.write(1, {ANSWER + bytes(1)!r}[:-1] + b'\\n')\n"

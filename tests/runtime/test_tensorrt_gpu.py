@@ -24,11 +24,11 @@ from device.engine.manifest_check import check_manifest
 from device.engine.purposes import bytes_by_purpose
 from device.engine.tensorrt_manifest import TensorRTGpu
 from device.errors import EngineError, SessionError
-from device.runtime.tensorrt import prepare_engine as prepare_module
+from device.runtime.prepare import prepare_engine as prepare_module
+from device.runtime.prepare.children import TIMING, Ended, Limits, run_child
+from device.runtime.prepare.prepare_engine import Job, prepare_engine
 from device.runtime.tensorrt.board import read_board
-from device.runtime.tensorrt.children import TIMING, Ended, Limits, run_child
 from device.runtime.tensorrt.plans import Comparison, Record, form_for
-from device.runtime.tensorrt.prepare_engine import Job, prepare_engine
 from device.runtime.tensorrt.releases import find_gpu_release
 from device.session import Session, open_session
 from toolkit.cli.manifest_text import manifest_text

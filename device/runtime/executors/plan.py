@@ -7,9 +7,9 @@ from device.engine.tensorrt_manifest import TensorRT, TensorRTGpu
 from device.errors import SessionError
 from device.runtime.cuda.context import Context
 from device.runtime.cuda.driver import CudaError
+from device.runtime.executors.loaded import LoadedPlan
 from device.runtime.executors.protocol import Executor, LoadRefusedError, SegmentContext
 from device.runtime.tensorrt.board import read_board
-from device.runtime.tensorrt.loaded import LoadedPlan
 from device.runtime.tensorrt.plans import Plan, default_folder, find_plan, read_plan
 
 

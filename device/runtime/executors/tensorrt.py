@@ -18,6 +18,7 @@ from device.runtime.chain_steps import Format, format_of
 from device.runtime.cuda.context import Context, Stream
 from device.runtime.cuda.driver import CudaError, device_sm
 from device.runtime.cuda.ports import PortKernels
+from device.runtime.executors.loaded import core_count
 from device.runtime.executors.plan import PlanExecutor, plan_of
 from device.runtime.executors.protocol import (
     Array,
@@ -31,7 +32,6 @@ from device.runtime.executors.protocol import (
     Targets,
 )
 from device.runtime.tensorrt.layout import pack, packed_shape, unpack
-from device.runtime.tensorrt.loaded import core_count
 from device.runtime.tensorrt.plans import why_unusable
 from device.runtime.tensorrt.releases import find_release
 

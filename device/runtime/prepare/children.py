@@ -45,8 +45,8 @@ class Task:
     doing: str
 
 
-BUILD = Task("device.runtime.tensorrt.build", Answer, "build", "it built the segment")
-TIMING = Task("device.runtime.tensorrt.compare", Times, "timing", "the segment was timed")
+BUILD = Task("device.runtime.prepare.build", Answer, "build", "it built the segment")
+TIMING = Task("device.runtime.prepare.compare", Times, "timing", "the segment was timed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`python -m device.runtime.tensorrt ENGINE...`: what `tandem-agent prepare` runs."""
+"""`python -m device.runtime.prepare ENGINE...`: what `tandem-agent prepare` runs."""
 
 import argparse
 import sys
@@ -14,10 +14,10 @@ from device.engine.file import Engine, open_engine
 from device.errors import TandemError
 from device.runtime.executors.protocol import LoadOptions, SegmentContext
 from device.runtime.executors.table import other_ways
+from device.runtime.prepare.children import Limits
+from device.runtime.prepare.prepare_engine import Job, Prepared, prepare_engine
 from device.runtime.tensorrt.board import read_board
-from device.runtime.tensorrt.children import Limits
 from device.runtime.tensorrt.plans import default_folder
-from device.runtime.tensorrt.prepare_engine import Job, Prepared, prepare_engine
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from device.engine.tensorrt_manifest import Port
-from device.runtime.tensorrt import request as limits
-from device.runtime.tensorrt.builder_calls import (
+from device.runtime.prepare.builder_calls import (
     PLACES,
     RefusedError,
     Tools,
@@ -23,6 +22,7 @@ from device.runtime.tensorrt.builder_calls import (
     set_ranges,
     use_timing_cache,
 )
+from device.runtime.tensorrt import request as limits
 from device.runtime.tensorrt.messages import WITH_FALLBACK, text_of
 from device.runtime.tensorrt.releases import Release, find_release
 from device.runtime.tensorrt.request import OnDla, Request

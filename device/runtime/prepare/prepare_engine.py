@@ -23,8 +23,7 @@ from device.engine.tensorrt_manifest import WEIGHTS_FILE, Form, TensorRT, Tensor
 from device.errors import SessionError
 from device.files import FULL_DISK, disk_problem
 from device.runtime.cuda.driver import CudaError, device_sm
-from device.runtime.tensorrt.board import Board
-from device.runtime.tensorrt.children import (
+from device.runtime.prepare.children import (
     BUILD,
     TIMING,
     Ended,
@@ -33,6 +32,7 @@ from device.runtime.tensorrt.children import (
     run_child,
     total_limit_problem,
 )
+from device.runtime.tensorrt.board import Board
 from device.runtime.tensorrt.plans import (
     FORMAT,
     Comparison,

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from device.runtime.tensorrt import request as limits
-from device.runtime.tensorrt.builder_calls import (
+from device.runtime.prepare.builder_calls import (
     RefusedError,
     Tools,
     parse,
@@ -11,6 +10,7 @@ from device.runtime.tensorrt.builder_calls import (
     set_ranges,
     use_timing_cache,
 )
+from device.runtime.tensorrt import request as limits
 from device.runtime.tensorrt.releases import GpuRelease, find_gpu_release
 from device.runtime.tensorrt.request import GpuPort, OnGpu, Request
 

@@ -1,6 +1,6 @@
 """The child process that times a plan against the kernels of its segment, on the same inputs.
 
-`python -m device.runtime.tensorrt.compare REQUEST` writes one JSON line to standard output. Both
+`python -m device.runtime.prepare.compare REQUEST` writes one JSON line to standard output. Both
 are warmed up, and run by turns, so that a clock that changes meanwhile changes both.
 """
 
@@ -20,7 +20,7 @@ from device.engine.manifest import Segment, TensorInfo
 from device.errors import TandemError
 from device.runtime.executors import cuda, tensorrt_gpu
 from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
-from device.runtime.tensorrt.build import leave_with
+from device.runtime.prepare.build import leave_with
 from device.runtime.tensorrt.request import Times, TimesRequest
 
 Array = npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""The child process that builds one segment: `python -m device.runtime.tensorrt.build REQUEST`.
+"""The child process that builds one segment: `python -m device.runtime.prepare.build REQUEST`.
 
 DLA builds are known to end with a segmentation fault, so nothing else happens in this process. It
 writes the plan and the log, and one JSON line to standard output. Then it leaves at once: what
@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from device.files import disk_problem, replacing
-from device.runtime.tensorrt.build_dla import Built, build_for_dla
-from device.runtime.tensorrt.build_gpu import build_for_gpu
-from device.runtime.tensorrt.builder_calls import RefusedError, Tools, has_bytes, make_logger
+from device.runtime.prepare.build_dla import Built, build_for_dla
+from device.runtime.prepare.build_gpu import build_for_gpu
+from device.runtime.prepare.builder_calls import RefusedError, Tools, has_bytes, make_logger
 from device.runtime.tensorrt.messages import explain, last_error, split_builds, text_of
 from device.runtime.tensorrt.request import Answer, OnDla, Request
 
