@@ -18,6 +18,7 @@ from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.sharing import ImportedMemory
 from pipelines.serving.codec import from_bytes
 from pipelines.serving.cuda_memory import CudaRegion, open_cuda_region
+from pipelines.serving.mapped_memory import MappedMemory, map_memory
 from pipelines.serving.protocol import (
     BYTES,
     DATATYPES,
@@ -44,13 +45,15 @@ _UNREAD: Array = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A registered part of an object; `fd` stays open, so that its name may go."""
+    """A registered part of an object; `fd` stays open, so that its name may go. `memory`: the part
+    mapped, where a copy from there is safe, which costs less."""
 
     name: str
     key: str
     offset: int
     byte_size: int
     fd: int
+    memory: MappedMemory | None = None
 
     def as_json(self) -> dict[str, str | int]:
         """Return it as the status has it."""
@@ -58,8 +61,32 @@ class Region:
             "name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size,
         }  # fmt: skip
 
+    def read(self, offset: int, size: int) -> bytes | memoryview:
+        """Return a copy of `size` bytes, less where the object has become smaller."""
+        if self.memory is not None and size and self.is_whole():
+            array = np.empty(size, np.uint8)
+            if self.memory.read(offset, array):
+                return array.data
+        return os.pread(self.fd, size, self.offset + offset)
+
+    def write(self, offset: int, data: memoryview) -> int:
+        """Write bytes and return how many. Raises OSError."""
+        if (
+            self.memory is not None
+            and data
+            and self.memory.write(offset, np.frombuffer(data, np.uint8))
+        ):
+            return data.nbytes
+        return os.pwrite(self.fd, data, self.offset + offset)
+
+    def is_whole(self) -> bool:
+        """Whether the object still has all bytes of this part."""
+        return self.offset + self.byte_size <= os.fstat(self.fd).st_size
+
     def close(self) -> None:
         """Close the object."""
+        if self.memory is not None:
+            self.memory.close()
         os.close(self.fd)
 
 
@@ -99,7 +126,7 @@ class Regions:
         except BaseException:
             os.close(fd)
             raise
-        self._regions[name] = region
+        self._regions[name] = replace(region, memory=map_memory(fd, offset, byte_size))
 
     async def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
         """Open memory of a client on the GPU. Raises Refusal."""
@@ -207,7 +234,7 @@ class Regions:
             except CudaError as error:
                 refuse(f"input {tensor.name!r} cannot be read: {error}", Status.INTERNAL)
             return from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
-        data = os.pread(region.fd, size, region.offset + offset)
+        data = region.read(offset, size)
         if len(data) != size:
             refuse(
                 f"input {tensor.name!r}: shared memory region {name!r} has {len(data)} bytes from"
@@ -252,7 +279,7 @@ class Regions:
             return
         _check_size(region)
         try:
-            written = os.pwrite(region.fd, data, region.offset + offset)
+            written = region.write(offset, data)
         except OSError as error:
             written, reason = 0, error.strerror
         else:
@@ -277,8 +304,8 @@ def _refuse_unknown(name: str, kind: str = "") -> NoReturn:
 
 
 def _check_size(region: Region) -> None:
-    size = os.fstat(region.fd).st_size
-    if region.offset + region.byte_size > size:
+    if not region.is_whole():
+        size = os.fstat(region.fd).st_size
         refuse(
             f"shared memory region {region.name!r}: offset {region.offset} and"
             f" {region.byte_size} bytes end at {region.offset + region.byte_size}; the object"

@@ -1,0 +1,70 @@
+"""Shared memory of a client, mapped into this process, where libtandem (docs/cpp.md) can copy it.
+
+A client may shrink its object at any moment: whoever reads or writes a page that has gone is ended
+by SIGBUS. The library's copy is not.
+"""
+
+import ctypes
+import logging
+import mmap
+from ctypes import c_char, c_size_t, c_void_p
+from functools import lru_cache
+from typing import Any
+
+from device.closing import Closing
+from pipelines.serving.protocol import Array
+from pipelines.stages.native import LIBRARY
+
+_log = logging.getLogger(__name__)
+
+
+class MappedMemory(Closing):
+    """`size` bytes of the object `fd` from `offset` on."""
+
+    def __init__(self, copy: Any, fd: int, offset: int, size: int) -> None:  # noqa: ANN401
+        """Raises OSError, ValueError or OverflowError: it cannot be mapped."""
+        before = offset % mmap.ALLOCATIONGRANULARITY
+        self._copy = copy
+        self._mapping = mmap.mmap(fd, before + size, offset=offset - before)
+        self._address = ctypes.addressof(c_char.from_buffer(self._mapping, before))
+
+    def read(self, offset: int, array: Array) -> bool:
+        """Fill an array from `offset` on; False if a page of that has gone."""
+        return not self._copy(_address(array), self._address + offset, array.nbytes)
+
+    def write(self, offset: int, array: Array) -> bool:
+        """Write an array from `offset` on; False if a page of that cannot be had."""
+        return not self._copy(self._address + offset, _address(array), array.nbytes)
+
+    def close(self) -> None:
+        """Take the mapping away."""
+        self._mapping.close()
+
+
+def map_memory(fd: int, offset: int, size: int) -> MappedMemory | None:
+    """Map a part of an object; None where that cannot be, or there is no copy for it."""
+    copy = _native_copy()
+    if copy is None or size == 0:
+        return None
+    try:
+        return MappedMemory(copy, fd, offset, size)
+    except (OSError, ValueError, OverflowError) as error:
+        _log.info("shared memory is not mapped: %s", error)
+        return None
+
+
+@lru_cache(maxsize=1)
+def _native_copy() -> Any:  # noqa: ANN401
+    """Return `tandem_memory_copy`; None where the library is not installed, or too old."""
+    try:
+        copy = ctypes.CDLL(LIBRARY).tandem_memory_copy
+    except (OSError, AttributeError) as error:
+        _log.info("shared memory is copied by the kernel: %s", error)
+        return None
+    copy.argtypes = (c_void_p, c_void_p, c_size_t)
+    return copy
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
