@@ -1,18 +1,20 @@
 """Regions of shared memory that clients register: of the system, below a prefix, and of GPUs."""
 
 import asyncio
+import dataclasses
 import gc
 import os
 import stat
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import numpy as np
+from msgspec.structs import replace
 
 from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.sharing import ImportedMemory
@@ -64,18 +66,15 @@ class Region:
     def read(self, offset: int, size: int) -> bytes | memoryview:
         """Return a copy of `size` bytes, less where the object has become smaller."""
         if self.memory is not None and size and self.is_whole():
-            array = np.empty(size, np.uint8)
-            if self.memory.read(offset, array):
-                return array.data
+            data: memoryview = np.empty(size, np.uint8).data
+            if self.memory.read(offset, data):
+                return data
         return os.pread(self.fd, size, self.offset + offset)
 
     def write(self, offset: int, data: memoryview) -> int:
         """Write bytes and return how many. Raises OSError."""
-        if (
-            self.memory is not None
-            and data
-            and self.memory.write(offset, np.frombuffer(data, np.uint8))
-        ):
+        memory = self.memory
+        if memory is not None and data and not data.readonly and memory.write(offset, data):
             return data.nbytes
         return os.pwrite(self.fd, data, self.offset + offset)
 
@@ -126,7 +125,7 @@ class Regions:
         except BaseException:
             os.close(fd)
             raise
-        self._regions[name] = replace(region, memory=map_memory(fd, offset, byte_size))
+        self._regions[name] = dataclasses.replace(region, memory=map_memory(fd, offset, byte_size))
 
     async def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
         """Open memory of a client on the GPU. Raises Refusal."""

@@ -23,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipelines.serving import mapped_memory
 from pipelines.serving.mapped_memory import MappedMemory
-from pipelines.serving.protocol import Array, Parameters, Refusal
+from pipelines.serving.protocol import Parameters, Refusal
 from pipelines.serving.shared_memory import Region, Regions
 
 SIZE = 1 << 20
@@ -152,7 +152,7 @@ def test_copies_in_threads_outlive_a_process_that_shrinks_the_object(
     counts = [[0, 0] for _ in range(3)]
 
     def run(ended: list[int]) -> None:
-        array: Array = np.zeros(SIZE, np.uint8)
+        data = memoryview(bytearray(SIZE))
         with path.open("r+b") as file:
             while min(ended) < 20 and time.monotonic() < ends:
                 os.ftruncate(file.fileno(), SIZE)
@@ -161,8 +161,8 @@ def test_copies_in_threads_outlive_a_process_that_shrinks_the_object(
                 except ValueError:  # it is small now
                     continue
                 with memory:
-                    ended[memory.read(0, array)] += 1
-                    ended[memory.write(0, array)] += 1
+                    ended[memory.read(0, data)] += 1
+                    ended[memory.write(0, data)] += 1
 
     threads = [threading.Thread(target=run, args=(one,)) for one in counts]
     for thread in threads:
