@@ -233,15 +233,15 @@ class Regions:
             except CudaError as error:
                 refuse(f"input {tensor.name!r} cannot be read: {error}", Status.INTERNAL)
             return from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
-        data = region.read(offset, size)
-        if len(data) != size:
+        copy = region.read(offset, size)
+        if len(copy) != size:
             refuse(
-                f"input {tensor.name!r}: shared memory region {name!r} has {len(data)} bytes from"
+                f"input {tensor.name!r}: shared memory region {name!r} has {len(copy)} bytes from"
                 f" offset {offset}; {size} were asked for"
             )
         if tensor.datatype == BYTES:
-            return from_bytes(tensor.name, BYTES, tensor.shape, data)
-        array = np.frombuffer(data, DATATYPES[tensor.datatype].numpy)  # of the size, says `input`
+            return from_bytes(tensor.name, BYTES, tensor.shape, copy)
+        array = np.frombuffer(copy, DATATYPES[tensor.datatype].numpy)  # of the size, says `input`
         return Tensor(tensor.name, tensor.datatype, tensor.shape, array.reshape(tensor.shape))
 
     def place(self, where: str, parameters: Parameters) -> tuple[AnyRegion, int, int]:
