@@ -14,6 +14,10 @@ from typing import Any
 from device.closing import Closing
 from pipelines.stages.native import LIBRARY
 
+MAPPED_AFTER = (
+    16  # uses: the first touch of mapped pages costs as much as a dozen later copies save
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -40,8 +44,29 @@ class MappedMemory(Closing):
         self._mapping.close()
 
 
-def map_memory(fd: int, offset: int, size: int) -> MappedMemory | None:
-    """Map a part of an object; None where that cannot be, or there is no copy for it."""
+class LateMapping(Closing):
+    """Maps `size` bytes of the object `fd` from `offset` on, once they are used often."""
+
+    def __init__(self, fd: int, offset: int, size: int) -> None:
+        self._place = fd, offset, size
+        self._uses = 0
+        self._memory: MappedMemory | None = None
+
+    def get(self) -> MappedMemory | None:
+        """Count a use. Return the memory; None: it is not mapped, or cannot be."""
+        if self._uses <= MAPPED_AFTER:
+            self._uses += 1
+            if self._uses > MAPPED_AFTER:
+                self._memory = _map_memory(*self._place)
+        return self._memory
+
+    def close(self) -> None:
+        """Take the mapping away."""
+        if self._memory is not None:
+            self._memory.close()
+
+
+def _map_memory(fd: int, offset: int, size: int) -> MappedMemory | None:
     copy = _native_copy()
     if copy is None or size == 0:
         return None

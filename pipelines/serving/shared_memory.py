@@ -1,7 +1,6 @@
 """Regions of shared memory that clients register: of the system, below a prefix, and of GPUs."""
 
 import asyncio
-import dataclasses
 import gc
 import os
 import stat
@@ -20,7 +19,7 @@ from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.sharing import ImportedMemory
 from pipelines.serving.codec import from_bytes
 from pipelines.serving.cuda_memory import CudaRegion, open_cuda_region
-from pipelines.serving.mapped_memory import MappedMemory, map_memory
+from pipelines.serving.mapped_memory import LateMapping
 from pipelines.serving.protocol import (
     BYTES,
     DATATYPES,
@@ -47,15 +46,15 @@ _UNREAD: Array = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A registered part of an object; `fd` stays open, so that its name may go. `memory`: the part
-    mapped, where a copy from there is safe, which costs less."""
+    """A registered part of an object; `fd` stays open, so that its name may go. `mapping`: where a
+    copy is safe that costs less than the kernel's."""
 
     name: str
     key: str
     offset: int
     byte_size: int
     fd: int
-    memory: MappedMemory | None = None
+    mapping: LateMapping
 
     def as_json(self) -> dict[str, str | int]:
         """Return it as the status has it."""
@@ -65,15 +64,16 @@ class Region:
 
     def read(self, offset: int, size: int) -> bytes | memoryview:
         """Return a copy of `size` bytes, less where the object has become smaller."""
-        if self.memory is not None and size and self.is_whole():
+        memory = self.mapping.get()
+        if memory is not None and size and self.is_whole():
             data: memoryview = np.empty(size, np.uint8).data
-            if self.memory.read(offset, data):
+            if memory.read(offset, data):
                 return data
         return os.pread(self.fd, size, self.offset + offset)
 
     def write(self, offset: int, data: memoryview) -> int:
         """Write bytes and return how many. Raises OSError."""
-        memory = self.memory
+        memory = self.mapping.get()
         if memory is not None and data and not data.readonly and memory.write(offset, data):
             return data.nbytes
         return os.pwrite(self.fd, data, self.offset + offset)
@@ -84,8 +84,7 @@ class Region:
 
     def close(self) -> None:
         """Close the object."""
-        if self.memory is not None:
-            self.memory.close()
+        self.mapping.close()
         os.close(self.fd)
 
 
@@ -117,7 +116,7 @@ class Regions:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             refuse(f"{where}: unable to open the shared memory {key!r} ({reason})")
-        region = Region(name, key, offset, byte_size, fd)
+        region = Region(name, key, offset, byte_size, fd, LateMapping(fd, offset, byte_size))
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 refuse(f"{where}: {key!r} is no shared memory")
@@ -125,7 +124,7 @@ class Regions:
         except BaseException:
             os.close(fd)
             raise
-        self._regions[name] = dataclasses.replace(region, memory=map_memory(fd, offset, byte_size))
+        self._regions[name] = region
 
     async def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
         """Open memory of a client on the GPU. Raises Refusal."""

@@ -73,6 +73,7 @@ def copied_by(
     name: str = request.param
     path = library if name == "libtandem" else library.with_name("none.so")
     monkeypatch.setattr(mapped_memory, "LIBRARY", str(path))
+    monkeypatch.setattr(mapped_memory, "MAPPED_AFTER", 0)
     mapped_memory._native_copy.cache_clear()
     yield name
     mapped_memory._native_copy.cache_clear()
@@ -102,7 +103,7 @@ def test_what_is_copied_is_what_is_there(copied_by: str, path: Path) -> None:
     regions.register("r", path.name, 100, SIZE - 100)  # begins within a page
     region = regions.find("r")
     assert isinstance(region, Region)
-    assert (region.memory is not None) == (copied_by == "libtandem")
+    assert (region.mapping.get() is not None) == (copied_by == "libtandem")
     before = path.read_bytes()
     for offset, size in ((0, SIZE - 100), (4000, 500), (7, 1), (5, 0)):
         start = 100 + offset
@@ -137,8 +138,22 @@ def test_a_region_that_cannot_be_mapped_is_copied_by_the_kernel(
     regions.register("r", path.name, 0, SIZE)
     region = regions.find("r")
     assert isinstance(region, Region)
-    assert region.memory is None
     assert region.read(0, 8) == path.read_bytes()[:8]
+    assert region.mapping.get() is None
+    regions.close()
+
+
+def test_a_region_is_mapped_once_it_is_used_often(
+    copied_by: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_memory, "MAPPED_AFTER", 2)
+    regions = Regions("")
+    regions.register("r", path.name, 0, SIZE)
+    region = regions.find("r")
+    assert isinstance(region, Region)
+    kinds = [type(region.read(0, 8)) for _ in range(4)]
+    kind = memoryview if copied_by == "libtandem" else bytes
+    assert kinds == [bytes, bytes, kind, kind]
     regions.close()
 
 
