@@ -14,9 +14,7 @@ from typing import Any
 from device.closing import Closing
 from pipelines.stages.native import LIBRARY
 
-MAPPED_AFTER = (
-    16  # uses: the first touch of mapped pages costs as much as a dozen later copies save
-)
+MAPPED_AFTER = 16  # uses: to touch new pages costs what a dozen later copies save
 
 _log = logging.getLogger(__name__)
 
