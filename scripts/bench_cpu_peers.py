@@ -69,6 +69,8 @@ run = lambda feeds: list(request.infer(feeds).values())
 version = openvino.__version__
 """,
     "tvm": """
+import os
+os.environ["TVM_NUM_THREADS"] = str(threads)
 import onnx, tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
@@ -77,7 +79,7 @@ library = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "num-cor
 machine = relax.VirtualMachine(library, tvm.cpu())
 def run(feeds):
     result = machine["main"](*[tvm.runtime.tensor(one) for one in feeds.values()])
-    return [one.numpy() for one in (result if isinstance(result, (list, tuple)) else [result])]
+    return [one.numpy() for one in ([result] if hasattr(result, "numpy") else result)]
 version = tvm.__version__
 """,
 }

@@ -133,7 +133,7 @@ def to_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor: a view of its array where that is possible."""
     if tensor.datatype != BYTES:
         array = np.ascontiguousarray(tensor.data)
-        return array.reshape(-1).view(np.uint8).data
+        return array.data.cast("B") if array.size else memoryview(b"")
     parts = [_encoded(one) for one in tensor.data.reshape(-1)]
     return memoryview(b"".join(chain.from_iterable((_LENGTH.pack(len(p)), p) for p in parts)))
 

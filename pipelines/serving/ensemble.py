@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from device.errors import ConfigError
 from pipelines.serving.model import Model

@@ -13,12 +13,14 @@ import numpy as np
 from pipelines.host_header import answers
 from pipelines.serving.http_messages import PHRASES, Answer, Chunks, Head, parse_head, refused
 from pipelines.serving.http_routes import route
+from pipelines.serving.mapped_memory import address_of
 from pipelines.serving.protocol import Refusal, Status, refuse
 from pipelines.serving.service import Service, refusal_of
 
 HEAD_BYTES = 32 * 1024
 KEPT_HEAD_BYTES = 2048  # of the last head, for as long as a connection is open
 ALIGNMENT = 64  # of the first binary tensor: numpy and the engine read it in place
+BYTES_ALIGNMENT = 16  # of what an object of bytes holds
 IDLE_S = 60.0
 LINGER_S = 2.0
 MAX_LINGER_S = 30.0  # while a client still sends
@@ -146,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
                 )
             return False
         blob = bytes(self._head[:end])
-        rest = bytes(self._head[end + 4 : self._filled])
+        begin, filled = end + 4, self._filled
         self._filled = 0
         if self._last is None or self._last[0] != blob:
             head = parse_head(blob)
@@ -154,29 +156,34 @@ class Connection(asyncio.BufferedProtocol):
             self._last = (blob, head) if end <= KEPT_HEAD_BYTES else None
         else:
             head = self._last[1]
-        if head.chunked:
-            self._chunks = Chunks(self._server.service.max_request_bytes)
-            self._head[: len(rest)] = rest
-            self._filled = len(rest)
-        elif head.header_length is None and len(rest) == head.size:  # JSON alone, and all of it
-            self._hold(len(rest), len(rest))
-            self._body, self._got = memoryview(rest), len(rest)
+        if filled - begin == head.size and not head.chunked:  # all of it, as of small requests
+            self._hold(head.size, head.size, _what(head))
+            padding = -(head.header_length or 0) % BYTES_ALIGNMENT
+            self._body = memoryview(bytes(self._head[begin - padding : filled]))[padding:]
+            self._got = head.size
         else:
-            size = head.size or 0
-            what = "request JSON size" if head.header_length is None else "request size"
-            self._hold(min(size, len(rest)), size, what)
-            buffer = np.empty(size + ALIGNMENT, np.uint8)
-            address: int = buffer.__array_interface__["data"][0]
-            start = -(address + (head.header_length or 0)) % ALIGNMENT
-            self._body = buffer.data[start : start + size]
-            self._got = min(size, len(rest))
-            self._body[: self._got] = rest[: self._got]
-            self._filled = len(rest) - self._got
-            self._head[: self._filled] = rest[self._got :]
+            self._begin_body(head, bytes(self._head[begin:filled]))
         self._request = head
         if head.headers.get("expect", "").lower() == "100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
+
+    def _begin_body(self, head: Head, rest: bytes) -> None:
+        """Take `rest`, the begin of a body or more than it, and make room for what comes."""
+        if head.chunked:
+            self._chunks = Chunks(self._server.service.max_request_bytes)
+            self._head[: len(rest)] = rest
+            self._filled = len(rest)
+            return
+        size = head.size or 0
+        self._got = min(size, len(rest))
+        self._hold(self._got, size, _what(head))
+        buffer = np.empty(size + ALIGNMENT, np.uint8)
+        start = -(address_of(buffer.data) + (head.header_length or 0)) % ALIGNMENT
+        self._body = buffer.data[start : start + size]
+        self._body[: self._got] = rest[: self._got]
+        self._filled = len(rest) - self._got
+        self._head[: self._filled] = rest[self._got :]
 
     def _has_body(self) -> bool:
         if self._chunks is None:
@@ -278,6 +285,10 @@ class Connection(asyncio.BufferedProtocol):
             self._end_timer = self._server.loop.call_later(LINGER_S, self._linger, end_s)
         else:
             self._transport.close()
+
+
+def _what(head: Head) -> str:
+    return "request JSON size" if head.header_length is None else "request size"
 
 
 @lru_cache(128)

@@ -39,8 +39,7 @@ class Head:
     header_length: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What is sent back: `parts` of the body, and headers beside their length."""
 
     parts: Sequence[bytes | memoryview] = ()

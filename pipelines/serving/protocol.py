@@ -3,11 +3,12 @@
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -92,8 +93,7 @@ BY_CONFIG = {row.config: name for name, row in DATATYPES.items()}
 BY_NUMPY = {str(row.numpy): name for name, row in DATATYPES.items() if name != BF16}
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):  # made in a sixth of a dataclass's time
     """A tensor on its way in or out. `place`: the shared memory that an input is to be read from,
     or an output was written to, as (region, offset, bytes). `device`: where it is on the GPU, in
     place of `data`."""
@@ -110,16 +110,14 @@ class Tensor:
         return self.data if self.device is None else await asyncio.to_thread(self.device.numpy)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedOutput:
+class RequestedOutput(msgspec.Struct, frozen=True):
     """An output that a request asks for."""
 
     name: str
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = {}
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequest:
+class InferRequest(msgspec.Struct, frozen=True):
     """An inference: `traceparent` is that of W3C Trace Context, empty where none was sent;
     `targets`: bytes on the GPU that outputs may be written to."""
 
@@ -128,25 +126,24 @@ class InferRequest:
     inputs: Sequence[Tensor]
     outputs: Sequence[RequestedOutput] = ()
     id: str = ""
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = {}
     traceparent: str = ""
-    targets: Mapping[str, DeviceArray] = field(default_factory=dict)
+    targets: Mapping[str, DeviceArray] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class InferResponse:
+class InferResponse(msgspec.Struct, frozen=True):
     """The answer to an inference."""
 
     model: str
     version: str
     outputs: Sequence[Tensor]
     id: str = ""
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = {}
 
 
 def trace_of(text: str) -> str:
     """Return a `traceparent` of W3C Trace Context (w3.org/TR/trace-context), or nothing."""
-    return text if _TRACE.fullmatch(text) else ""
+    return text if text and _TRACE.fullmatch(text) else ""
 
 
 _TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

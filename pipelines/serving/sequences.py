@@ -4,12 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from msgspec.structs import replace
 
 from device.errors import ConfigError
 from pipelines.serving.instances import ModelInstances

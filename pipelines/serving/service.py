@@ -3,11 +3,11 @@
 import hmac
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.metadata import version as installed
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from device.runtime.cuda.device_array import DeviceArray
 from pipelines.serving.codec import to_bytes

@@ -7,17 +7,19 @@ import stat
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import numpy as np
+from msgspec.structs import replace
 
 from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.sharing import ImportedMemory
 from pipelines.serving.codec import from_bytes
 from pipelines.serving.cuda_memory import CudaRegion, open_cuda_region
+from pipelines.serving.mapped_memory import LateMapping
 from pipelines.serving.protocol import (
     BYTES,
     DATATYPES,
@@ -44,13 +46,15 @@ _UNREAD: Array = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A registered part of an object; `fd` stays open, so that its name may go."""
+    """A registered part of an object; `fd` stays open, so that its name may go. `mapping`: where a
+    copy is safe that costs less than the kernel's."""
 
     name: str
     key: str
     offset: int
     byte_size: int
     fd: int
+    mapping: LateMapping
 
     def as_json(self) -> dict[str, str | int]:
         """Return it as the status has it."""
@@ -58,8 +62,29 @@ class Region:
             "name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size,
         }  # fmt: skip
 
+    def read(self, offset: int, size: int) -> bytes | memoryview:
+        """Return a copy of `size` bytes, less where the object has become smaller."""
+        memory = self.mapping.get()
+        if memory is not None and size and self.is_whole():
+            data: memoryview = np.empty(size, np.uint8).data
+            if memory.read(offset, data):
+                return data
+        return os.pread(self.fd, size, self.offset + offset)
+
+    def write(self, offset: int, data: memoryview) -> int:
+        """Write bytes and return how many. Raises OSError."""
+        memory = self.mapping.get()
+        if memory is not None and data and not data.readonly and memory.write(offset, data):
+            return data.nbytes
+        return os.pwrite(self.fd, data, self.offset + offset)
+
+    def is_whole(self) -> bool:
+        """Whether the object still has all bytes of this part."""
+        return self.offset + self.byte_size <= os.fstat(self.fd).st_size
+
     def close(self) -> None:
         """Close the object."""
+        self.mapping.close()
         os.close(self.fd)
 
 
@@ -91,7 +116,7 @@ class Regions:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             refuse(f"{where}: unable to open the shared memory {key!r} ({reason})")
-        region = Region(name, key, offset, byte_size, fd)
+        region = Region(name, key, offset, byte_size, fd, LateMapping(fd, offset, byte_size))
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 refuse(f"{where}: {key!r} is no shared memory")
@@ -207,15 +232,15 @@ class Regions:
             except CudaError as error:
                 refuse(f"input {tensor.name!r} cannot be read: {error}", Status.INTERNAL)
             return from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
-        data = os.pread(region.fd, size, region.offset + offset)
-        if len(data) != size:
+        copy = region.read(offset, size)
+        if len(copy) != size:
             refuse(
-                f"input {tensor.name!r}: shared memory region {name!r} has {len(data)} bytes from"
+                f"input {tensor.name!r}: shared memory region {name!r} has {len(copy)} bytes from"
                 f" offset {offset}; {size} were asked for"
             )
         if tensor.datatype == BYTES:
-            return from_bytes(tensor.name, BYTES, tensor.shape, data)
-        array = np.frombuffer(data, DATATYPES[tensor.datatype].numpy)  # of the size, says `input`
+            return from_bytes(tensor.name, BYTES, tensor.shape, copy)
+        array = np.frombuffer(copy, DATATYPES[tensor.datatype].numpy)  # of the size, says `input`
         return Tensor(tensor.name, tensor.datatype, tensor.shape, array.reshape(tensor.shape))
 
     def place(self, where: str, parameters: Parameters) -> tuple[AnyRegion, int, int]:
@@ -252,7 +277,7 @@ class Regions:
             return
         _check_size(region)
         try:
-            written = os.pwrite(region.fd, data, region.offset + offset)
+            written = region.write(offset, data)
         except OSError as error:
             written, reason = 0, error.strerror
         else:
@@ -277,8 +302,8 @@ def _refuse_unknown(name: str, kind: str = "") -> NoReturn:
 
 
 def _check_size(region: Region) -> None:
-    size = os.fstat(region.fd).st_size
-    if region.offset + region.byte_size > size:
+    if not region.is_whole():
+        size = os.fstat(region.fd).st_size
         refuse(
             f"shared memory region {region.name!r}: offset {region.offset} and"
             f" {region.byte_size} bytes end at {region.offset + region.byte_size}; the object"

@@ -18,8 +18,9 @@ from serving_fixtures import identity, served
 
 from pipelines.serving.grpc import KEPT_BYTES, _known_head, parse_request
 from pipelines.serving.messages import message
-from pipelines.serving.protocol import Refusal
+from pipelines.serving.protocol import InferRequest, InferResponse, Refusal
 from pipelines.serving.server import run
+from pipelines.serving.service import Service
 
 REQUESTS = 20_000
 COUNT_GARBAGE = f"""
@@ -109,6 +110,31 @@ def test_answers_are_those_of_the_model_by_both_loops(loop: str, tmp_path: Path)
                     one.set_data_from_numpy(data.reshape(1, size))
                     answer = client.infer("one", [one]).as_numpy("OUTPUT0")
                     assert answer.tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("size", [2, 100_000])
+def test_binary_tensors_lie_where_the_engine_takes_them_in_place(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity(tmp_path, "one", TensorProto.DOUBLE, ["batch", "n"])
+    addresses = []
+    infer = Service.infer
+
+    async def note(service: Service, request: InferRequest) -> InferResponse:
+        addresses.append(request.inputs[0].data.ctypes.data)
+        return await infer(service, request)
+
+    monkeypatch.setattr(Service, "infer", note)
+    with (
+        served(tmp_path) as ports,
+        triton_http.InferenceServerClient(f"127.0.0.1:{ports.http}") as client,
+    ):
+        one = triton_http.InferInput("INPUT0", [1, size], "FP64")
+        one.set_data_from_numpy(np.zeros((1, size)))
+        for length in range(1, 17):
+            client.infer("one", [one], request_id="7" * length)
+    assert len(addresses) == 16
+    assert all(address % 16 == 0 for address in addresses)
 
 
 def read_answer(answers: BinaryIO) -> bytes:

@@ -14,7 +14,6 @@ import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from serving_fixtures import served, write_repository
 
 from device.errors import ConfigError, PipelineError
