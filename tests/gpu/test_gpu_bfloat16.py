@@ -212,6 +212,7 @@ def test_tensor_cores_multiply_bf16_and_nothing_is_fp16(sm: int, rng: Rng, tmp_p
     case = PRODUCTS["MatMul with bias and ReLU"](rng)
     pooled = Case([node("MaxPool", "x", "y", kernel_shape=[3, 3])], {"x": (1, 16, 9, 9)}, {})
     text = sass(replace(case, inputs={"x": (128, 96)}), sm, tmp_path / "k.cubin")
-    assert re.search(r"MMA[\w.]*\.BF16|UTCHMMA", text)
-    for line in (text + sass(pooled, sm, tmp_path / "p.cubin")).splitlines():
-        assert not re.search(r"\bH(ADD|MUL|FMA|MNMX)2(?!.*BF16)|\.F16\b|\.F32\.F16", line), line
+    text += sass(pooled, sm, tmp_path / "p.cubin")
+    halves = set(re.findall(r"\b(?:HG?MMA|H\w+2|F2FP)[\w.]*", text))
+    assert any("MMA" in instruction for instruction in halves)
+    assert all("BF16" in instruction for instruction in halves), halves
