@@ -4,8 +4,6 @@ Neither onnxruntime's CPU kernels nor the tensors of an engine have the type. So
 read as float32, which holds their numbers (`toolkit.graph.widen`), and GPU kernels alone store it.
 """
 
-import ml_dtypes
-
 BFLOAT16 = "bfloat16"
-LARGEST_BFLOAT16 = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+LARGEST_BFLOAT16 = 2.0**128 - 2.0**120
 FIRST_SM_WITH_BFLOAT16 = 80  # tensor cores multiply it (PTX ISA, mma)
