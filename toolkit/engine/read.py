@@ -198,8 +198,8 @@ def _refuse_bfloat16(options: BuildOptions, profile: Profile) -> None:
         )
     if options.gpu_backend != "cuda":
         raise BuildError(
-            "BF16 is a type of kernels, of which TensorRT gets none: leave out `tandem build "
-            "--gpu-backend`."
+            "BF16 is a type of kernels, of which TensorRT gets none: build with `tandem build "
+            "--gpu-backend cuda`."
         )
     if options.table is not None or options.save_table is not None or options.dummy_ranges:
         raise BuildError(

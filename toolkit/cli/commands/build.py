@@ -74,8 +74,8 @@ class Build:
     precision: Precision | Literal["best", "bf16", "fp8"] | None = option(
         "int8: also where it saves no time; best: INT8, except nodes faster or more accurate in "
         "FP16; bf16: kernels store BF16; fp8: products in FP8, except such. [default: INT8 with "
-        "--data or --table and of a Q/DQ model, except nodes faster in FP16, else fp16, or bf16 "
-        "of models in it; fp32 without a GPU]",
+        "--data or --table and of a Q/DQ model, except nodes faster in FP16, else fp16; fp32 "
+        "without a GPU]",
         group="Precision", type=click.Choice(["fp32", "fp16", "int8", "best", "bf16", "fp8"]),
     )  # fmt: skip
     int4_weights: Literal[32, 128] | None = option(
