@@ -11,8 +11,9 @@ import onnx_ir as ir
 from toolkit.graph.dtypes import IO_DTYPES
 
 _FLOAT = ir.DataType.FLOAT
-# Attributes that hold a type: of Cast, of EyeLike and of what is random, of DequantizeLinear.
-_TYPES = ("to", "dtype", "output_dtype")
+# Attributes that hold a type: of Cast, of EyeLike and of what is random, of DequantizeLinear, of
+# Attention, of LayerNormalization.
+_TYPES = ("to", "dtype", "output_dtype", "softmax_precision", "stash_type")
 
 
 def widen(model: ir.Model, narrow: ir.DataType) -> bool:
