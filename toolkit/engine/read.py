@@ -203,8 +203,8 @@ def _refuse_bfloat16(options: BuildOptions, profile: Profile) -> None:
         )
     if options.table is not None or options.save_table is not None or options.dummy_ranges:
         raise BuildError(
-            "BF16 has no ranges: leave out `tandem build --table`, --save-table and "
-            "--dummy-ranges; --data is what judges it."
+            "BF16 has no ranges to take, save or make up: give samples alone, with `tandem build "
+            "--data`, by which it is judged."
         )
 
 
