@@ -145,10 +145,11 @@ def explore(request: ExploreRequest, report: Progress) -> Explored:
     first_sm = {form.name: _FIRST_SM.get(form.precision, 0) for form in FORMS}
     forms = [form for form in FORMS if sm >= first_sm[form.name]]
     not_built = {
-        form.name: f"GPUs from SM {first_sm[form.name]} on compute it"
-        for form in FORMS
-        if first_sm[form.name] > max(1, sm)
-    } | _NOT_BUILT
+        name: f"GPUs from SM {first} on compute it"
+        for name, first in first_sm.items()
+        if first > max(1, sm)
+    }
+    not_built |= _NOT_BUILT
     points: dict[str, Point] = {}
     fronts: dict[str, Frontend] = {}
     with about(name), tempfile.TemporaryDirectory() as folder:

@@ -63,9 +63,9 @@ def read_model(
     check_host_memory(graph.graph)
     check_device_memory(graph.graph, target.profile)
     imported, bfloat16 = _stores_bfloat16(imported, options, target.profile)
-    precision: Precision = "fp16"
-    if not bfloat16:
-        precision = _precision(options, target, graph, imported, plain, assume=assume_ranges)
+    precision = _precision(
+        options, target, graph, imported, plain, assume=assume_ranges, bfloat16=bfloat16
+    )
     plan = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
     prepared = Prepared(graph, {})
     front = Frontend(options, target, imported, graph, passes, plain, plan, report, prepared)
@@ -257,6 +257,7 @@ def _precision(
     plain: PlainModel | None,
     *,
     assume: bool,
+    bfloat16: bool,
 ) -> Precision:
     name = imported.name
     has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
@@ -271,6 +272,8 @@ def _precision(
         raise BuildError(
             f"there is no precision {requested!r}: use one of {list_choices(requested, choices)}"
         )
+    if bfloat16 or requested == "bf16":
+        return "fp16"
     if requested == "fp8":
         if not _has_ranges(options) and not has_qdq(graph):
             raise BuildError(
@@ -279,7 +282,6 @@ def _precision(
             )
         if not has_qdq(graph) and not float8_products(graph):
             _refuse_half(graph, name, "FP8")
-    if requested in ("bf16", "fp8"):
         return "fp16"
     precision = default if requested is None or requested == "best" else requested
     if precision != "int8" or (assume and not has_ranges):
