@@ -202,6 +202,8 @@ def prepare(case: Case, gpu: GpuTarget) -> Ready:
         onnx.save(_raised(case.model), path)
         open_shapes = {name: shapes[name] for name in _open(case.model) if name in shapes}
         imported = import_model(path, shapes=open_shapes)
+    if imported.bfloat16:
+        raise NotCoveredError("a tensor has type BFLOAT16; engines have FP32 in its place")
     graph, _ = run_passes(imported.model)
     nodes = {str(node.name): "gpu0" for node in graph.graph}
     (segment,) = extract_segments(graph, nodes, ["gpu0"])

@@ -1,7 +1,7 @@
-"""Time networks with products of FP8 against FP16 on this machine's GPU.
+"""Time networks with products of FP8, or in BF16, against FP16 on this machine's GPU.
 
-    python -m scripts.bench_float8 FOLDER [--subjects product vit_base convnext_tiny] [--batch 32]
-        [--jobs 8]
+    python -m scripts.bench_float8 FOLDER [--form fp8|bf16]
+        [--subjects product vit_base convnext_tiny] [--batch 32] [--jobs 8]
 
 `product` is one of 4096 x 4096 x 4096. Weights are random. FP8 is that of `tandem build --precision
 fp8` with a table, whose ranges are those of two random inputs. FOLDER gets models, tables, engines
@@ -36,7 +36,6 @@ from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import calibrated_tensors
 
 PROFILE = "h200"
-FORMS = ("fp16", "fp8")
 SIZE = 4096
 WARM_UP = 30
 RUNS = 200
@@ -101,7 +100,7 @@ def make_models(folder: Path, subject: str, batch: int) -> None:
 
 def build(folder: Path, subject: str, precision: str) -> str:
     """Build one engine; return what the build says."""
-    options = BuildOptions(precision="fp16")
+    options = BuildOptions(precision="bf16" if precision == "bf16" else "fp16")
     if precision == "fp8":
         table = read_table(folder / f"{subject}.json")
         options = BuildOptions(precision="fp8", table=table)
@@ -125,20 +124,21 @@ def time_engine(folder: Path, name: str, feeds: Arrays, truth: NDArray[Any]) -> 
     return time_us, float(error)
 
 
-def compare(folder: Path, subject: str, batch: int) -> str:
-    """Time the engines of a subject; return its row of the table."""
+def compare(folder: Path, subject: str, batch: int, form: str = "fp8") -> str:
+    """Time the engines of a subject in FP16 and in `form`; return its row of the table."""
     model = SUBJECTS[subject](batch)
     feeds, (output,) = sample(model, 0), [str(value.name) for value in model.graph.outputs]
     truth = run_cpu(model, feeds, [output])[output]
-    half, float8 = (time_engine(folder, f"{subject}-{one}", feeds, truth) for one in FORMS)
-    times = f"{half[0]:.1f} | {float8[0]:.1f} | {half[0] / float8[0]:.2f}"
-    return f"| {subject} | {times} | {half[1]:.1e} | {float8[1]:.1e} |"
+    half, other = (time_engine(folder, f"{subject}-{one}", feeds, truth) for one in ("fp16", form))
+    times = f"{half[0]:.1f} | {other[0]:.1f} | {half[0] / other[0]:.2f}"
+    return f"| {subject} | {times} | {half[1]:.1e} | {other[1]:.1e} |"
 
 
 def main() -> None:
     """Build and time what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--form", choices=("fp8", "bf16"), default="fp8")
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--jobs", type=int, default=8)
@@ -147,14 +147,15 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         pool.starmap(make_models, [(folder, one, options.batch) for one in options.subjects])
-        engines = [(folder, one, form) for one in options.subjects for form in FORMS]
+        forms = ("fp16", options.form)
+        engines = [(folder, one, form) for one in options.subjects for form in forms]
         for line in pool.starmap(build, engines, chunksize=1):
             print(line, flush=True)
-    print(
-        "| network | FP16 us | FP8 us | FP16 / FP8 | error FP16 | error FP8 |\n|---|" + "--:|" * 5
-    )
+    form = options.form.upper()
+    columns = f"| network | FP16 us | {form} us | FP16 / {form} | error FP16 | error {form} |"
+    print(f"{columns}\n|---|{'--:|' * 5}")
     for subject in options.subjects:
-        print(compare(folder, subject, options.batch), flush=True)
+        print(compare(folder, subject, options.batch, options.form), flush=True)
 
 
 if __name__ == "__main__":

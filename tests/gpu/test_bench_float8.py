@@ -30,13 +30,14 @@ def test_a_row_has_times_and_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench_float8, "RUNS", 2)
     bench_float8.make_models(tmp_path, "small", 1)
     with cuda_double.interpreted_cubins():
-        for form in bench_float8.FORMS:
-            report = bench_float8.build(tmp_path, "small", form)
-    assert "3 of 3 products" in report
+        reports = [bench_float8.build(tmp_path, "small", form) for form in ("fp16", "bf16", "fp8")]
+    assert "3 of 3 products" in reports[-1]
     monkeypatch.setitem(cuda_double._ATTRIBUTES, cuda_driver.COMPUTE_MAJOR, 9)
     monkeypatch.setitem(cuda_double._ATTRIBUTES, cuda_driver.COMPUTE_MINOR, 0)
     with cuda_double.installed():
         row = bench_float8.compare(tmp_path, "small", 1).split("|")
+        bfloat16 = bench_float8.compare(tmp_path, "small", 1, "bf16").split("|")
+    assert 4 < float(bfloat16[6]) / float(bfloat16[5]) < 16  # of steps 8 times as large
     assert row[1].strip() == "small"
     assert float(row[5]) < 1e-2 < 10 * float(row[6])
 

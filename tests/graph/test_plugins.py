@@ -177,13 +177,17 @@ def test_an_operator_of_a_plugin_is_one_node_of_the_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("with_compiler")
-def test_tensors_are_converted_to_the_types_that_a_kernel_takes(tmp_path: Path) -> None:
-    program = lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4), precision="fp16")
+@pytest.mark.parametrize(("precision", "kind"), [("fp16", "*fp16"), ("bf16", "*fp32")])
+def test_tensors_are_converted_to_the_types_that_a_kernel_takes(
+    tmp_path: Path, precision: str, kind: str
+) -> None:
+    """BF16 that a kernel does not take becomes FP32, not FP16, which does not hold it."""
+    program = lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4), precision=precision)
     types = {
         one.spec.kernel: [kind.split(":")[0] for _, kind in one.spec.signature]
         for one in program.launches
     }
-    assert types["cost_volume"] == ["*fp16", "*fp16", "*fp16", "i32", "i32"]
+    assert types["cost_volume"] == [kind, kind, kind, "i32", "i32"]
     assert types["soft_disparity"] == ["*fp32", "*fp32", "i32", "i32"]
 
 

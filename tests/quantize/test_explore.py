@@ -52,7 +52,9 @@ def test_every_form_has_its_figures_and_the_command_that_builds_it(
     bytes_of = [points[name]["weight_bytes"] for name in ("FP32", "FP16", "INT8, min-max")]
     assert bytes_of[0] == 2 * bytes_of[1] > 2 * bytes_of[2]
     losses = [points[name]["spent"] for name in ("FP32", "FP16", "INT8, min-max")]
-    assert losses[0] == 0.0 < losses[1] < losses[2]
+    assert losses[0] == 0.0 < losses[1] < points["BF16"]["spent"] < losses[2]
+    assert points["BF16"]["frame_us"] >= points["FP16"]["frame_us"]
+    assert points["BF16"]["weight_bytes"] == bytes_of[1]
     assert all(row["frame_us"] > 0 and row["energy_mj"] > 0 for row in points.values())
     assert any(row["best"] for row in points.values())
     assert page.read_text().count("<circle") == len(forms)
@@ -68,6 +70,7 @@ def test_a_machine_without_a_gpu_has_no_fp16(folder: Path) -> None:
     assert "FP16" not in table
     assert "INT8, default" in table
     assert re.search(r"BF16 +not built here", table)
+    assert "GPUs from SM 80 on compute it" in table
 
 
 def test_fp16_rounds_every_tensor_and_overflows(tmp_path: Path) -> None:

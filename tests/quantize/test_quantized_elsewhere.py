@@ -23,7 +23,7 @@ from device.runtime.exact_products import exact_session
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import TandemError
-from toolkit.quantize.qdq.widen import widen
+from toolkit.graph.widen import widen
 from toolkit.quantize.ranges.table_file import read_ranges
 
 FILES = Path(__file__).parents[1] / "data" / "quantized_elsewhere"
@@ -256,7 +256,7 @@ def test_floats_of_16_bits_inside_become_float32_and_those_of_the_interface_stay
     half = onnx.load(FILES / "modelopt_int8.onnx")
     proto = onnx.shape_inference.infer_shapes(half)
     wide = ir.from_proto(proto)
-    assert widen(wide)
+    assert widen(wide, ir.DataType.FLOAT16)
     types = {value.dtype for node in wide.graph for value in (*node.inputs, *node.outputs) if value}
     assert not types & {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
     assert "Cast" not in {node.op_type for node in wide.graph}
@@ -267,7 +267,7 @@ def test_floats_of_16_bits_inside_become_float32_and_those_of_the_interface_stay
     assert np.linalg.norm(actual - expected) <= 0.02 * np.linalg.norm(expected)
     narrow = ir.from_proto(proto)
     narrow.graph.inputs[0].type = ir.TensorType(ir.DataType.FLOAT16)
-    assert not widen(narrow)
+    assert not widen(narrow, ir.DataType.FLOAT16)
 
 
 def test_encodings_of_aimet_are_refused_with_its_call_for_a_model() -> None:

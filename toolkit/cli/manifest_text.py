@@ -12,7 +12,7 @@ def manifest_text(manifest: Manifest) -> str:
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     source = manifest.provenance
     lines = [
-        f"engine for {manifest.profile}, {source.precision}, from {source.model} "
+        f"engine for {manifest.profile}, {source.stored}, from {source.model} "
         f"(sha256 {source.model_sha256[:12]})",
         "made with " + ", ".join(f"{name} {v}" for name, v in source.versions.items()),
     ]

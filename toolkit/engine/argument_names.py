@@ -33,7 +33,7 @@ _COMMON: Sequence[ArgumentName] = (
     _row("dim", r'BuildOptions(dims=(DimRange(name="\1", min=MIN, opt=OPT, max=MAX),))',
          r" ([^\s=]+)=MIN:OPT:MAX"),
     _row("dim", "BuildOptions(dims=...)"),
-    _row("precision", r'precision="\1"', r" (int8|fp16|fp32|best|fp8)"),
+    _row("precision", r'precision="\1"', r" (int8|fp16|fp32|best|bf16|fp8)"),
     _row("precision", "precision"),
     _row("profile", r'profile="\1"', r" ([\w-]+)"),
     _row("jetpack", "jetpack"),

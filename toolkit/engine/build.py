@@ -258,7 +258,7 @@ def _backend(front: Frontend) -> GpuBackend | None:
         return None
     return find_backend(
         front.target.profile,
-        front.plan.precision,
+        front.kernel_precision,
         dims=front.imported.dims,
         plugins=front.options.plugins,
         wide=frozenset(front.wide),

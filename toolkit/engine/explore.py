@@ -18,6 +18,7 @@ from toolkit.engine.options import BuildOptions, RequestedPrecision
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
 from toolkit.errors import BuildError, about
+from toolkit.graph.bfloat16 import FIRST_SM_WITH_BFLOAT16
 from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
 from toolkit.graph.node_view import views
 from toolkit.importers.onnx import ModelSource, open_model, source_path
@@ -50,6 +51,7 @@ class Form:
 FORMS = (
     Form("FP32", "fp32", ("--precision", "fp32")),
     Form("FP16", "fp16", ("--precision", "fp16")),
+    Form("BF16", "bf16", ("--precision", "bf16")),
     Form("FP8", "fp8", ("--precision", "fp8")),
     Form("INT8, min-max", "int8", ("--method", "minmax"), RangeOptions("minmax")),
     Form("INT8, corrected", "int8", ("--keep", "none"), RangeOptions(keep="none")),
@@ -59,9 +61,12 @@ FORMS = (
 """Corrected: ranges, equalisation and bias correction, each by measured loss."""
 WITH_DATA = frozenset({"int8", "fp8"})
 _WEIGHTS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT8E4M3FN})
-_NO_FLOAT8 = f"GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute it"
+_FIRST_SM: Mapping[str, int] = {
+    "fp16": 1,
+    "bf16": FIRST_SM_WITH_BFLOAT16,
+    "fp8": FIRST_SM_WITH_FLOAT8,
+}
 _NOT_BUILT: Mapping[str, str] = {
-    "BF16": "there are no kernels of BF16",
     "INT4": "it is weights alone, `tandem build --int4-weights`",
 }
 
@@ -137,9 +142,14 @@ def explore(request: ExploreRequest, report: Progress) -> Explored:
     name = source_path(request.model).name
     profile = choose_target(request.profile, request.jetpack).profile
     sm = 0 if profile.gpu is None else profile.gpu.sm
-    not_built = {**({} if sm >= FIRST_SM_WITH_FLOAT8 else {"FP8": _NO_FLOAT8}), **_NOT_BUILT}
-    first_sm = {"fp16": 1, "fp8": FIRST_SM_WITH_FLOAT8}
-    forms = [form for form in FORMS if sm >= first_sm.get(form.precision, 0)]
+    first_sm = {form.name: _FIRST_SM.get(form.precision, 0) for form in FORMS}
+    forms = [form for form in FORMS if sm >= first_sm[form.name]]
+    not_built = {
+        name: f"GPUs from SM {first} on compute it"
+        for name, first in first_sm.items()
+        if first > max(1, sm)
+    }
+    not_built |= _NOT_BUILT
     points: dict[str, Point] = {}
     fronts: dict[str, Frontend] = {}
     with about(name), tempfile.TemporaryDirectory() as folder:
@@ -192,7 +202,8 @@ def _loss(form: Form, fronts: Mapping[str, Frontend]) -> Judgement | None:
     front, measured = fronts[form.name], _measured(fronts)
     wide = frozenset(front.wide)
     if front.float8 is None:
-        return _half_loss(front.graph, _ranges(measured), wide)
+        half = ir.DataType.BFLOAT16 if front.bfloat16 else ir.DataType.FLOAT16
+        return _half_loss(front.graph, _ranges(measured), wide, half)
     model = front.float8.model
     return _half_loss(model, _ranges(measured), wide | _of_float8(model))
 
@@ -214,9 +225,14 @@ def _of_float8(model: ir.Model) -> frozenset[str]:
     return frozenset(scales | {str(node.outputs[0].name) for node in scaled})
 
 
-def _half_loss(graph: ir.Model, ranges: Ranges, wide: frozenset[str]) -> Judgement:
-    """What FP16 loses with the tensors `wide` in FP32, on the samples that judge INT8."""
-    run, parts = HalfModel(graph, wide), ranges.fit.trial.parts
+def _half_loss(
+    graph: ir.Model,
+    ranges: Ranges,
+    wide: frozenset[str],
+    half: ir.DataType = ir.DataType.FLOAT16,
+) -> Judgement:
+    """What 16 bits lose with the tensors `wide` in FP32, on the samples that judge INT8."""
+    run, parts = HalfModel(graph, wide, half), ranges.fit.trial.parts
     actual = [split_outputs(parts, run(sample)) for sample, _ in ranges.judges]
     return judge(parts, [exact for _, exact in ranges.judges], actual, basis="held out")
 

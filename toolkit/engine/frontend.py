@@ -17,7 +17,9 @@ from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
-from toolkit.gpu.beyond_half import BeyondHalf, beyond_half
+from toolkit.errors import BuildError
+from toolkit.gpu.beyond_half import BeyondHalf, beyond_bfloat16, beyond_half
+from toolkit.gpu.coordinates import coordinate_tensors
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
 from toolkit.partition.best_precision import (
@@ -33,8 +35,9 @@ from toolkit.quantize.float8.model import float8_by_table, quantize_float8
 from toolkit.quantize.float8.products import float8_products
 from toolkit.quantize.float8.table import for_float8, table_of_float8
 from toolkit.quantize.int4.model import quantize_int4
-from toolkit.quantize.loss.judge import check
+from toolkit.quantize.loss.judge import check, loss_text, samples_text
 from toolkit.quantize.loss.parts import bounded_tensors, mixing_concats, output_layers
+from toolkit.quantize.loss.rounded import judge_bfloat16
 from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import (
@@ -77,7 +80,10 @@ def run_frontend(
     front = read_model(model, target, options, report, batch=batch, assume_ranges=assume_ranges)
     report("rewrite", 0.0)
     makes_float8 = options.precision == "fp8" and not has_qdq(front.graph)
-    front = _with_float8(front) if makes_float8 else _with_ranges(front)
+    if front.bfloat16:
+        front = _with_bfloat16(front)
+    else:
+        front = _with_float8(front) if makes_float8 else _with_ranges(front)
     if options.int4_weights is not None and options.data is not None:
         front = _with_int4(front, options.int4_weights, options.data)
     if target.profile.gpu is None:
@@ -143,6 +149,28 @@ def _with_float8(front: Frontend) -> Frontend:
     return replace(front, prepared=prepared, float8=float8, notes=notes)
 
 
+def _with_bfloat16(front: Frontend) -> Frontend:
+    """Judge BF16 on samples; raises BuildError if the outputs lose too much."""
+    front, options = _rewritten(front), front.options
+    graph, name = front.prepared.model, front.imported.name
+    if options.data is None:
+        note = "what BF16 loses is not measured: give samples with `tandem build --data`"
+        return replace(front, notes=(*front.notes, note))
+    front.report("calibrate", 0.0)
+    samples = samples_of(graph, options.data, with_model(options.ranges, front.imported))
+    wide = frozenset(beyond_bfloat16(graph)) | coordinate_tensors([graph])
+    judgement = judge_bfloat16(graph, samples, wide)
+    if judgement.broken and not options.accept_loss:
+        raise BuildError(
+            f"BF16 loses too much of {name}: {'; '.join(map(loss_text, judgement.broken))} "
+            f"({samples_text(judgement)}). Build with --precision fp16; `tandem build "
+            "--accept-loss` takes BF16 as it is."
+        )
+    losses = "; ".join(map(loss_text, judgement.losses)) or "nothing to lose"
+    note = f"BF16: {losses} {samples_text(judgement)}"
+    return replace(front, notes=(*front.notes, note))
+
+
 def _slow(front: Frontend) -> dict[str, str]:
     """Return the products for which FP8 saves no time."""
     graph, profile = front.prepared.model, front.target.profile
@@ -155,6 +183,8 @@ def _wide(front: Frontend) -> Mapping[str, BeyondHalf]:
     if front.plan.precision == "fp32":
         return {}
     graph, options, amax, table = front.prepared.model, front.options, None, None
+    if front.bfloat16:
+        return beyond_bfloat16(graph)
     if front.float8 is not None:
         amax = front.float8.amax
     elif front.ranges is not None:
@@ -191,7 +221,10 @@ def _with_ranges(front: Frontend) -> Frontend:
 
 def _rewritten(front: Frontend, keep_float: frozenset[str] = frozenset()) -> Frontend:
     """Rewrite the graph for the DLA, before its ranges are known."""
-    prepared = prepare_graph(front.graph, front.target.profile, front.plan, keep_float=keep_float)
+    profile = front.target.profile
+    if front.bfloat16:  # no node is for the DLA
+        profile = msgspec.structs.replace(profile, dla=None)
+    prepared = prepare_graph(front.graph, profile, front.plan, keep_float=keep_float)
     return replace(front, prepared=prepared)
 
 

@@ -12,6 +12,7 @@ from device.engine.manifest import IMPORTED
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf
+from toolkit.gpu.lower import KernelPrecision
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
 from toolkit.partition.best_precision import kept_nodes
@@ -40,7 +41,7 @@ class Frontend:
     in floating point unasked, and why; `off_dla`: those of them that the DLA's ranges would harm.
     `no_gain`: nodes on the GPU for which INT8 saves no time, and why, once they are known to run
     there. `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32. `float8`:
-    which products are FP8, None where none is asked for.
+    which products are FP8, None where none is asked for. `bfloat16`: kernels store floats as BF16.
     """
 
     options: BuildOptions
@@ -61,6 +62,12 @@ class Frontend:
     wide: Mapping[str, BeyondHalf] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
     float8: Float8Model | None = None
+    bfloat16: bool = False
+
+    @property
+    def kernel_precision(self) -> KernelPrecision:
+        """The precision of GPU kernels."""
+        return "bf16" if self.bfloat16 else self.plan.precision
 
     @property
     def kept_for_targets(self) -> frozenset[str]:
@@ -121,6 +128,9 @@ class Frontend:
 
     def _beyond_half(self) -> dict[str, str]:
         """Return the nodes that read or write what FP16 does not hold, and which tensor."""
+        if self.bfloat16:
+            why = "BF16 is for values beyond FP16"
+            return {str(node.name): why for node in self.prepared.model.graph}
         nodes = {}
         for node in self.prepared.model.graph:
             for value in (*node.inputs, *node.outputs):

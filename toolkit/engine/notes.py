@@ -10,6 +10,7 @@ from toolkit.engine.options import BuildOptions
 from toolkit.engine.segments import BuiltSegments
 from toolkit.gpu.beyond_half import LARGEST_HALF, BeyondHalf
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend
+from toolkit.graph.bfloat16 import FIRST_SM_WITH_BFLOAT16, LARGEST_BFLOAT16
 from toolkit.graph.segment import PlannedSegment
 from toolkit.partition.costs.measured import measured_in_both
 from toolkit.quantize.ranges.table_file import foreign_notes
@@ -24,7 +25,8 @@ def model_notes(manifest: Manifest, front: Frontend) -> tuple[str, ...]:
     notes += [f"pass {step.name} left out: {step.failure}" for step in front.passes if step.failure]
     kernels = [any(isinstance(i, Cuda) for i in s.implementations) for s in manifest.segments]
     if manifest.provenance.precision == "fp16" and not all(kernels):
-        notes.append("portable segments compute in FP32; FP16 is for the board")
+        stored = manifest.provenance.stored.upper()
+        notes.append(f"portable segments compute in FP32; {stored} is for the board")
     notes += _refused_forms(manifest)
     if table is not None:
         notes += foreign_notes(table, front.imported.sha256)
@@ -72,10 +74,16 @@ def _wide_notes(front: Frontend) -> Iterable[str]:
         for name, row in list(rows.items())[:_MAX_REASONS]
     ]
     more = f" and {len(rows) - _MAX_REASONS} more" if len(rows) > _MAX_REASONS else ""
+    largest, advice = f"{LARGEST_HALF:g}, the largest of FP16", ""
+    sm = front.target.profile.sm or 0
+    if front.bfloat16:
+        largest = f"{LARGEST_BFLOAT16:.4g}, the largest of BF16"
+    elif front.plan.precision == "fp16" and front.float8 is None and sm >= FIRST_SM_WITH_BFLOAT16:
+        advice = "; `tandem build --precision bf16` stores all in BF16, of 8 significant bits"
     yield (
-        f"{len(rows)} result{'s' if len(rows) > 1 else ''} may exceed {LARGEST_HALF:g}, "
-        f"the largest of FP16, and stay{'' if len(rows) > 1 else 's'} in FP32 on the GPU: "
-        f"{', '.join(shown)}{more}"
+        f"{len(rows)} result{'s' if len(rows) > 1 else ''} may exceed {largest}, "
+        f"and stay{'' if len(rows) > 1 else 's'} in FP32 on the GPU: {', '.join(shown)}{more}"
+        f"{advice}"
     )
 
 

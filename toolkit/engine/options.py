@@ -14,7 +14,7 @@ from toolkit.plugins import Plugin
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 
-RequestedPrecision = Precision | Literal["best", "fp8"]
+RequestedPrecision = Precision | Literal["best", "bf16", "fp8"]
 GpuBackendName = Literal["cuda", "tensorrt", "auto"]
 
 
@@ -28,7 +28,9 @@ class BuildOptions:
     are those of a Q/DQ model or a TensorRT cache, at which FP16 would not clip. "best" is
     None, but nodes that lose accuracy in INT8 stay in floating point, too
     (`toolkit.partition.best_precision`). "fp8": an engine of FP16 with products of FP8, by `data`
-    or `table`, where that saves time and loses little (`toolkit.quantize.float8`).
+    or `table`, where that saves time and loses little (`toolkit.quantize.float8`). "bf16": an
+    engine of FP16 on the GPU alone, whose kernels store BF16; `data` judge it. None is "bf16" of a
+    model in BF16, where there are no ranges and the GPU has it, else "fp32".
     `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
     iterable of samples. `ranges`: how ranges are measured. `table`: ranges in the place of `data`.
     `measured`: calibrations of other builds by what they depend on, which this one takes and adds

@@ -9,7 +9,14 @@ from msgspec import UNSET, UnsetType
 
 from calibration.budget import BudgetResult
 from calibration.table import CalibrationTable, fingerprint
-from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Measurement, Provenance
+from device.engine.manifest import (
+    DUMMY,
+    STORE_BFLOAT16,
+    CalibrationInfo,
+    Manifest,
+    Measurement,
+    Provenance,
+)
 from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import Target
@@ -63,7 +70,11 @@ def provenance_of(front: Frontend, built: BuiltSegments) -> Provenance:
         model=front.imported.name,
         model_sha256=front.imported.sha256,
         precision=built.plan.precision,
-        passes=(*(step.name for step in front.passes if step.changes), *_adjusting(table)),
+        passes=(
+            *(step.name for step in front.passes if step.changes),
+            *_adjusting(table),
+            *((STORE_BFLOAT16,) if front.bfloat16 else ()),
+        ),
         versions=_versions(
             front.target,
             kernels=bool(built.gpu.segments),

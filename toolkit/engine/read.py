@@ -12,6 +12,7 @@ from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
+from toolkit.graph.bfloat16 import FIRST_SM_WITH_BFLOAT16
 from toolkit.graph.check import check_nodes
 from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
@@ -48,6 +49,7 @@ def read_model(
     _refuse_two_sources(options)
     _refuse_int4(options)
     _refuse_float8(options, target.profile)
+    _refuse_bfloat16(options, target.profile)
     report("import", 0.0)
     if not isinstance(model, OpenModel):
         model = open_model(model, plugins=options.plugins, report=report)
@@ -60,10 +62,14 @@ def read_model(
     check_nodes(graph)
     check_host_memory(graph.graph)
     check_device_memory(graph.graph, target.profile)
-    precision = _precision(options, target, graph, imported.name, plain, assume=assume_ranges)
+    imported, bfloat16 = _stores_bfloat16(imported, options, target.profile)
+    precision = _precision(
+        options, target, graph, imported, plain, assume=assume_ranges, bfloat16=bfloat16
+    )
     plan = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
     prepared = Prepared(graph, {})
-    return Frontend(options, target, imported, graph, passes, plain, plan, report, prepared)
+    front = Frontend(options, target, imported, graph, passes, plain, plan, report, prepared)
+    return replace(front, bfloat16=bfloat16)
 
 
 def _with_blocks(imported: ImportedModel, options: BuildOptions) -> ImportedModel:
@@ -85,6 +91,11 @@ def _plain(
     """
     if not has_qdq(imported.model):
         return None, ()
+    if options.precision == "bf16":
+        raise BuildError(
+            f"{imported.name} holds Q/DQ, beside which engines have FP16, not BF16: give the plain "
+            "model, such as `tandem ranges ... --plain` writes, or build with --precision fp16."
+        )
     float8 = check_narrow_floats(imported.model, _no_float8(options, profile))
     if options.precision == "fp8":
         _refuse_quantized(options, imported, float8)
@@ -164,6 +175,52 @@ def _refuse_float8(options: BuildOptions, profile: Profile) -> None:
         )
 
 
+def _no_bfloat16(profile: Profile) -> str | None:
+    """Return why kernels of a profile cannot have BF16; None if they can."""
+    if profile.gpu is None:
+        return f"GPUs from SM {FIRST_SM_WITH_BFLOAT16} on compute it; {profile.name} has none"
+    if profile.gpu.sm < FIRST_SM_WITH_BFLOAT16:
+        return (
+            f"GPUs from SM {FIRST_SM_WITH_BFLOAT16} on compute it; that of {profile.name} has SM "
+            f"{profile.gpu.sm}"
+        )
+    return None
+
+
+def _refuse_bfloat16(options: BuildOptions, profile: Profile) -> None:
+    if options.precision != "bf16":
+        return
+    why = _no_bfloat16(profile)
+    if why is not None:
+        raise BuildError(
+            f"There is no BF16: {why}. Build with --precision fp32, or with fp16, which keeps in "
+            "FP32 what FP16 does not hold."
+        )
+    if options.gpu_backend != "cuda":
+        raise BuildError(
+            "BF16 is a type of kernels, of which TensorRT gets none: build with `tandem build "
+            "--gpu-backend cuda`."
+        )
+    if options.table is not None or options.save_table is not None or options.dummy_ranges:
+        raise BuildError(
+            "BF16 has no ranges to take, save or make up: give samples alone, with `tandem build "
+            "--data`, by which it is judged."
+        )
+
+
+def _stores_bfloat16(
+    imported: ImportedModel, options: BuildOptions, profile: Profile
+) -> tuple[ImportedModel, bool]:
+    """Return whether kernels store BF16, and the model with a note where it was in BF16."""
+    chosen = options.precision is not None or _has_ranges(options) or has_qdq(imported.model)
+    if not imported.bfloat16 or chosen or options.int4_weights is not None:
+        return imported, options.precision == "bf16"
+    why = "the form for TensorRT has none" if options.gpu_backend != "cuda" else ""
+    why = why or _no_bfloat16(profile) or ""
+    note = f"its engine is FP32, not BF16: {why}" if why else "its kernels store BF16"
+    return replace(imported, notes=(*imported.notes, note)), not why
+
+
 def _refuse_quantized(options: BuildOptions, imported: ImportedModel, float8: int) -> None:
     """Refuse to quantize again, and Q/DQ of INT8 in the place of FP8."""
     if not float8:
@@ -196,21 +253,27 @@ def _precision(
     options: BuildOptions,
     target: Target,
     graph: ir.Model,
-    name: str,
+    imported: ImportedModel,
     plain: PlainModel | None,
     *,
     assume: bool,
+    bfloat16: bool,
 ) -> Precision:
+    name = imported.name
     has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
     if options.int4_weights is not None:
         default = "fp16"
+    elif imported.bfloat16 and not has_ranges and not has_qdq(imported.model):
+        default = "fp32"  # FP16 may not hold its numbers
     requested = options.precision
-    choices = (*get_args(Precision), "best", "fp8")
+    choices = (*get_args(Precision), "best", "bf16", "fp8")
     if requested is not None and requested not in choices:
         raise BuildError(
             f"there is no precision {requested!r}: use one of {list_choices(requested, choices)}"
         )
+    if bfloat16 or requested == "bf16":
+        return "fp16"
     if requested == "fp8":
         if not _has_ranges(options) and not has_qdq(graph):
             raise BuildError(
@@ -246,7 +309,7 @@ def _refuse_half(graph: ir.Model, name: str, precision: str) -> None:
     """Refuse a model that is in half precision itself."""
     for node in graph.graph:
         data = node.inputs[0] if node.op_type in QUANTIZED_OPS and node.inputs else None
-        if data is not None and data.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        if data is not None and data.dtype == ir.DataType.FLOAT16:
             raise BuildError(
                 f"{name} computes in {data.dtype.name} (node {node.name!r}, {node.op_type}), but "
                 f"{precision} is made from float32; export it in float32 (ModelOpt: "

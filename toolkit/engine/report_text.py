@@ -17,7 +17,8 @@ def build_text(result: "BuildResult", model: Path | None = None) -> str:
 
     `model`: the file that was built, for advice.
     """
-    lines = [render_plan(result.plan), ""]
+    precision = result.manifest.provenance.stored
+    lines = [render_plan(result.plan, precision=precision), ""]
     lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
     lines += [
         f"rewritten {row.rewrite}: {row.node} ({row.verdict.rule}: {row.verdict.actual})"

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from toolkit.gpu.ir.elementwise_ops import ARRANGED, OPERATORS
+from toolkit.graph.bfloat16 import LARGEST_BFLOAT16
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 MARGIN = 4.0
@@ -40,16 +41,26 @@ class BeyondHalf:
     amax: float | None = None
 
 
+def beyond_bfloat16(model: ir.Model) -> dict[str, BeyondHalf]:
+    """Return those constants, and what is computed with them, that BF16 rounds to infinity.
+
+    Masks of attention have the largest number of FP32.
+    """
+    wide = _constants(model.graph, LARGEST_BFLOAT16)
+    for node in model.graph:
+        wide |= _computed(node, wide, "BF16")
+    return _arranged(model.graph, wide)
+
+
 def beyond_half(model: ir.Model, amax: Mapping[str, float] | None) -> dict[str, BeyondHalf]:
     """Return the float32 tensors that kernels keep in FP32, by name, in the graph's order.
 
     `amax`: observed magnitudes, None without samples. An infinite constant is one in FP16, too.
     """
     graph = model.graph
-    wide = _constants(graph)
+    wide = _constants(graph, LARGEST_HALF)
     for node in graph:
-        if node.domain == "" and node.op_type in OPERATORS and _reads(node, wide):
-            wide |= _made(node, "computed with a constant beyond FP16")
+        wide |= _computed(node, wide, "FP16")
         if _keeps_from_zero(node):
             wide |= _made(node, "a divisor that a constant below FP16 keeps from 0")
     if amax is None:
@@ -68,20 +79,23 @@ def beyond_half(model: ir.Model, amax: Mapping[str, float] | None) -> dict[str, 
     return wide
 
 
-def _constants(graph: ir.Graph) -> dict[str, BeyondHalf]:
+def _constants(graph: ir.Graph, limit: float) -> dict[str, BeyondHalf]:
     wide: dict[str, BeyondHalf] = {}
     for name, value in graph.initializers.items():
         if value.dtype != ir.DataType.FLOAT or value.const_value is None:
             continue
         numbers = np.abs(value.const_value.numpy())
         largest = float(numbers.max(initial=0.0, where=np.isfinite(numbers)))
-        if largest > LARGEST_HALF:
+        if largest > limit:
             wide[name] = BeyondHalf("", "", "constant", largest)
     return wide
 
 
-def _reads(node: ir.Node, wide: Mapping[str, BeyondHalf]) -> bool:
-    return any(value is not None and str(value.name) in wide for value in node.inputs)
+def _computed(node: ir.Node, wide: Mapping[str, BeyondHalf], narrow: str) -> dict[str, BeyondHalf]:
+    reads = any(value is not None and str(value.name) in wide for value in node.inputs)
+    if node.domain != "" or node.op_type not in OPERATORS or not reads:
+        return {}
+    return _made(node, f"computed with a constant beyond {narrow}")
 
 
 def _made(node: ir.Node, reason: str) -> dict[str, BeyondHalf]:

@@ -19,6 +19,7 @@ kernels cannot compute as a whole raises NotCoveredError.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -49,11 +50,19 @@ from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
+from toolkit.graph.bfloat16 import BFLOAT16
 from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8, FLOAT8
 from toolkit.plugins import Plugin
 
+KernelPrecision = Precision | Literal["bf16"]
+
 # Tensors without INT8 scale are stored in this type.
-_FLOAT_TYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "int8": "float16"}
+_FLOAT_TYPES: dict[KernelPrecision, str] = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": BFLOAT16,
+    "int8": "float16",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +110,7 @@ def lower_segment(
     segment: ir.Model,
     *,
     gpu: GpuTarget,
-    precision: Precision,
+    precision: KernelPrecision,
     plugins: Sequence[Plugin] = (),
     traces: Sequence[Trace] = (),
     exact: frozenset[str] = frozenset(),
@@ -111,7 +120,7 @@ def lower_segment(
 
     `traces`: points of the dynamic dimensions; tiles are chosen for the first. `exact`: tensors
     that kernels exchange in their own type, whatever the precision; `wide`: those that they also
-    multiply so, as FP16 does not hold them (`toolkit.gpu.beyond_half`). Raises
+    multiply so, as 16 bits do not hold them (`toolkit.gpu.beyond_half`). Raises
     NotCoveredError: a node has no kernel, or launches differ between points; PluginError: a plugin
     fails.
     """
@@ -153,7 +162,7 @@ def _lower(
     trace: Trace | None,
     *,
     gpu: GpuTarget,
-    precision: Precision,
+    precision: KernelPrecision,
     plugins: Sequence[Plugin],
     exact: frozenset[str],
     wide: frozenset[str],

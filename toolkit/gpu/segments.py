@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from device.engine.manifest import DimRange, Precision
+from device.engine.manifest import DimRange
 from device.install_advice import pip_install
 from device.profile import Profile
 from toolkit.gpu.codegen.triton_version import check_compiler, has_compiler
 from toolkit.gpu.compile_segment import GpuSegment, compile_segment
 from toolkit.gpu.coordinates import coordinate_tensors
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.lower import KernelProgram, lower_segment
+from toolkit.gpu.lower import KernelPrecision, KernelProgram, lower_segment
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.shapes.inference import STEPS, Trace, in_steps, traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
@@ -48,7 +48,7 @@ class GpuBackend:
     """
 
     gpu: GpuTarget
-    precision: Precision
+    precision: KernelPrecision
     dims: tuple[DimRange, ...] = ()
     plugins: tuple[Plugin, ...] = ()
     wide: frozenset[str] = frozenset()
@@ -86,7 +86,7 @@ class GpuSegments:
 
 def find_backend(
     profile: Profile,
-    precision: Precision,
+    precision: KernelPrecision,
     *,
     dims: Sequence[DimRange] = (),
     plugins: Sequence[Plugin] = (),

@@ -25,6 +25,7 @@ from onnx_ir.passes import common as ir_passes
 from device.engine.manifest import DimRange
 from toolkit.errors import ImportModelError, first_line
 from toolkit.graph.passes.branches import own_branch_outputs
+from toolkit.graph.widen import widen
 from toolkit.importers.formats import export_to_onnx
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
 from toolkit.importers.limits import (
@@ -97,7 +98,7 @@ class ImportedModel:
 
     `sha256` is that of the model file. `dims` are the dynamic dimensions that stay dynamic.
     `notes` say what the import decided by itself (an upgraded opset, a frozen batch). `batched`:
-    a dynamic first dimension was frozen.
+    a dynamic first dimension was frozen. `bfloat16`: floats are float32 that were BF16.
     """
 
     name: str
@@ -107,6 +108,7 @@ class ImportedModel:
     notes: tuple[str, ...] = field(default=())
     origin: ModelOrigin = field(default_factory=ModelOrigin)
     batched: bool = False
+    bfloat16: bool = False
 
 
 def import_model(
@@ -129,6 +131,7 @@ class OpenModel:
     model: ir.Model
     notes: tuple[str, ...]
     origin: ModelOrigin
+    bfloat16: bool = False
 
 
 def open_model(
@@ -159,9 +162,11 @@ def open_model(
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
     refuse_bytes(model, path)
+    bfloat16 = widen(model, ir.DataType.BFLOAT16)
     refuse_unsupported(model, path, keep_tensorrt=keep_tensorrt)
     notes += [*export_notes, *unused_plugins(model, plugins)]
-    return OpenModel(path, sha256, model, tuple(notes), origin)
+    notes += ["its tensors in BF16 are read as FP32, which holds their numbers"] * bfloat16
+    return OpenModel(path, sha256, model, tuple(notes), origin, bfloat16)
 
 
 def sized(
@@ -195,6 +200,7 @@ def sized(
         notes=notes,
         origin=opened.origin,
         batched=bool(frozen),
+        bfloat16=opened.bfloat16,
     )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from toolkit.quantize.ranges.measure import Ranges
 
 LOG = logging.getLogger(__name__)
-_WITH_DATA = frozenset({"int8", "best", "fp8"})
+_WITH_DATA = frozenset({"int8", "best", "bf16", "fp8"})
 Words = tuple[str, ...]
 
 

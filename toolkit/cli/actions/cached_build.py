@@ -191,6 +191,8 @@ def _refuse_unused(options: Build) -> None:
         (options.int4_weights is not None, "--int4-weights measures none", of_ranges),
         (options.precision == "fp8", "--precision fp8 takes the largest magnitudes",
          [row for row in (*of_ranges, *of_data) if row[0] in _OF_INT8_ALONE]),
+        (options.precision == "bf16", "--precision bf16 has none",
+         (*of_ranges, *(row for row in of_data if row[0] in _OF_INT8_ALONE))),
     )  # fmt: skip
     for chosen, instead, rows in others:
         for option, value in rows:
@@ -201,8 +203,8 @@ def _refuse_unused(options: Build) -> None:
     dummy_ranges = options.ranges.dummy_ranges
     sources = (("--data", options.data), ("--table", table), ("--dummy-ranges", dummy_ranges))
     for option, value in sources:
-        chooses_int4 = option == "--data" and options.int4_weights is not None
-        if value and options.precision not in _WITH_RANGES and not chooses_int4:
+        judges = options.int4_weights is not None or options.precision == "bf16"
+        if value and options.precision not in _WITH_RANGES and not (judges and option == "--data"):
             raise click.UsageError(
                 f"{option} gives INT8 its ranges; --precision {options.precision} has no use for "
                 "it."

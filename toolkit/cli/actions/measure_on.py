@@ -80,7 +80,7 @@ def measure_on(
 
 def _precision(options: Build, build: BuildOptions) -> Precision:
     """Return the precision of what is timed: that of most nodes of the build."""
-    if options.precision == "fp8":
+    if options.precision in ("bf16", "fp8"):
         return "fp16"
     if options.precision not in (None, "best"):
         return cast(Precision, options.precision)

@@ -71,12 +71,12 @@ class Build:
         "Keep a dimension dynamic within a range.",
         "--dim", group="Model", multiple=True, parse=_parse_dims, metavar="NAME=MIN:OPT:MAX",
     )  # fmt: skip
-    precision: Precision | Literal["best", "fp8"] | None = option(
-        "int8: also where it saves no time; best: INT8, except for nodes that are faster or more "
-        "accurate in FP16; fp8: products in FP8, except such. [default: INT8 with --data or "
-        "--table and of a Q/DQ model, except for nodes that are faster in FP16, else fp16; fp32 "
+    precision: Precision | Literal["best", "bf16", "fp8"] | None = option(
+        "int8: also where it saves no time; best: INT8, except nodes faster or more accurate in "
+        "FP16; bf16: kernels store BF16; fp8: products in FP8, except such. [default: INT8 with "
+        "--data or --table and of a Q/DQ model, except nodes faster in FP16, else fp16; fp32 "
         "without a GPU]",
-        group="Precision", type=click.Choice(["fp32", "fp16", "int8", "best", "fp8"]),
+        group="Precision", type=click.Choice(["fp32", "fp16", "int8", "best", "bf16", "fp8"]),
     )  # fmt: skip
     int4_weights: Literal[32, 128] | None = option(
         "FP16, but weights of products of at least 1024 x 1024 have 4 bits, with a scale for so "

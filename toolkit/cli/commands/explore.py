@@ -15,7 +15,7 @@ from toolkit.cli.options.model import (
 
 @dataclass(frozen=True, slots=True)
 class Explore:
-    """Compare FP32, FP16, FP8 and several forms of INT8 of a MODEL on one board.
+    """Compare FP32, FP16, BF16, FP8 and several forms of INT8 of a MODEL on one board.
 
     A row for each: predicted time and energy of a frame, bytes of the weights, what the outputs
     lose, and the command that builds it. No engine is written. INT8 is calibrated four times.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
-from device.engine.manifest import UNCALIBRATED, Manifest, Precision
+from device.engine.manifest import UNCALIBRATED, Manifest, Precision, Provenance
 from device.errors import ProfileError
 from device.profile import Profile, load_profile
 from toolkit.cli.pages.engine_nodes import EngineNode, place_of, read_nodes
@@ -130,7 +130,7 @@ def card(engine: EngineFacts, notes: Sequence[str] = ()) -> Html:
     values = {
         "model": f"{source.model}, sha256 {source.model_sha256[:12]}",
         "profile": manifest.profile + (f" ({engine.profile.title})" if engine.profile else ""),
-        "precision": precision_text(engine.nodes, source.precision),
+        "precision": precision_text(engine.nodes, source),
         "file": f"{engine.size_bytes / 1e6:.2f} MB, sha256 {engine.sha256[:12]}",
         "INT8 ranges": "none"
         if calibration is None
@@ -341,11 +341,12 @@ def segment_times(manifest: Manifest) -> dict[str, float]:
     return times
 
 
-def precision_text(nodes: Sequence[EngineNode], stated: Precision) -> str:
+def precision_text(nodes: Sequence[EngineNode], source: Provenance) -> str:
     """Return the precision of the engine, and of how many layers each."""
+    names = {**_RATES, "fp16": "BF16"} if source.stored == "bf16" else _RATES
     counts = Counter(node.precision for node in nodes)
-    rows = ", ".join(f"{count} layers {_RATES[name]}" for name, count in counts.most_common())
-    return f"{_RATES[stated]} ({rows})"
+    rows = ", ".join(f"{count} layers {names[name]}" for name, count in counts.most_common())
+    return f"{names[source.precision]} ({rows})"
 
 
 def kernel_text(node: EngineNode) -> str:

@@ -15,9 +15,9 @@ from toolkit.graph.memory_limit import check_host_memory
 from toolkit.graph.passes.shapes import infer_shapes
 from toolkit.graph.run_limit import limited_run
 from toolkit.graph.subgraph import cut_model, with_shapes
+from toolkit.graph.widen import widen
 from toolkit.importers.input_shapes import set_shapes
 
-_FLOAT16 = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _INT8 = frozenset(
     {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
      "MatMulInteger"}
@@ -28,7 +28,8 @@ class OnnxRunner:
     """A model in onnxruntime with its usual optimizations. Sessions are made when they are used."""
 
     def __init__(self, model: ir.Model, title: str) -> None:
-        """Raises InferError: an input or output is no tensor that numpy has."""
+        """BF16 becomes FP32. Raises InferError: an input or output is no tensor that numpy has."""
+        widen(model, ir.DataType.BFLOAT16)  # of which CPUs have next to no kernels
         self.model = model
         self.title = title
         self.inputs: tuple[Input, ...] = tuple(
@@ -44,7 +45,7 @@ class OnnxRunner:
         if any(node.op_type in _INT8 for node in self.model.graph.all_nodes()):
             return "int8"
         values = [*self.model.graph.inputs, *self.model.graph.initializers.values()]
-        return "fp16" if any(value.dtype in _FLOAT16 for value in values) else "fp32"
+        return "fp16" if any(value.dtype == ir.DataType.FLOAT16 for value in values) else "fp32"
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast, epilogue_ops
+from toolkit.gpu.emit.epilogue import precision_of
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
@@ -184,7 +185,7 @@ def _launch(
             "Y_STRIDES": y.strides,
             "BOOL_MASK": mask is not None and mask.dtype == "bool",
             "FULL_KEYS": full_keys,
-            "PRECISION": "ieee" if q.dtype == "float16" else ctx.gpu.fp32_precision,
+            "PRECISION": precision_of(ctx.gpu, q.dtype),
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
             "BLOCK_D": _padded(depth),

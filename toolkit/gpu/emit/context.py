@@ -7,7 +7,7 @@ from typing import Literal
 from toolkit.gpu.emit.elementwise_launch import elementwise_launch
 from toolkit.gpu.emit.weights import WeightPacker
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import is_float
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, is_float
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.expressions import Expression, expression_of, operands_of
 from toolkit.gpu.ir.launch import Tactic, TunableOp
@@ -34,7 +34,7 @@ class LoweringContext:
     """The state of the lowering of one segment: emitters read it and add to it.
 
     `dtype`: storage type of activations that are not INT8; `exact`: tensors that are stored in
-    their own type instead, `wide`: those that FP16 does not hold, which kernels also read so.
+    their own type instead, `wide`: those that it does not hold, which kernels also read so.
     `concat_slices`: tensors that are written directly into a slice of a
     Concat output. `allocations`: bytes by name.
     """
@@ -54,7 +54,7 @@ class LoweringContext:
     @property
     def item_bytes(self) -> int:
         """Bytes of one stored activation."""
-        return 2 if self.dtype == "float16" else 4
+        return ELEMENT_TYPES[self.dtype].bytes
 
     def allocate(self, base: str, dtype: str, shape: Shape, strides: Shape | None = None) -> View:
         """Allocate memory for a dense tensor; `strides` default to row-major."""
@@ -161,7 +161,7 @@ class LoweringContext:
             name: root_scale if name == root else self.read(name).scale
             for name in operands_of(root, fused, network.constants)
         }
-        half = self.dtype == "float16" and self.gpu.has_tanh
+        half = self.item_bytes == 2 and self.gpu.has_tanh
         return expression_of(
             root, fused, network.constants, scales, network.dtypes, half_precision=half
         )

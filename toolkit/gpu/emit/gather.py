@@ -13,6 +13,7 @@ from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
+from toolkit.graph.bfloat16 import BFLOAT16
 from toolkit.plugins import Constant
 
 _BLOCK = 512  # elements of a block
@@ -130,9 +131,14 @@ def _gather_as_view(ctx: LoweringContext, op: Operation, x: View, axis: int) -> 
 
 
 def _copy_data(ctx: LoweringContext, op: Operation) -> View:
-    """Return the output of a scatter, with a copy of its first operand."""
+    """Return the output of a scatter, with a copy of its first operand.
+
+    It is FP32 beside a tensor of BF16, which no atomic operation joins before sm_90.
+    """
     name = op.outputs[0]
     y = ctx.output_view(name)
+    if y.dtype == BFLOAT16 and op.text("reduction", "none") != "none":
+        y = ctx.allocate(f"{name} (sums)", "float32", y.shape)
     ctx.add_elementwise(y, [ctx.read(op.inputs[0])], (), (op.name,))
     return y
 
@@ -187,6 +193,9 @@ def _scatter(
     tensors = {"x": updates, **_index_operands(indices)}
     launch = element_launch("scatter", whole, tensors, constants, block=_BLOCK, over=updates)
     ctx.add_op(group.nodes, (launch,))
+    result = ctx.views[op.outputs[0]]
+    if result != whole:
+        ctx.add_elementwise(result, [whole], (), group.nodes)
 
 
 def _index_operands(indices: Sequence[_Index]) -> dict[str, View | None]:

@@ -75,7 +75,8 @@ def _result(plugin: Plugin, ctx: LoweringContext, output: View) -> View:
 
 
 def _float_dtype(plugin: Plugin, ctx: LoweringContext) -> str:
-    return ctx.dtype if ctx.dtype in plugin.floats else plugin.floats[0]
+    choices = (ctx.dtype, "float32", *plugin.floats)  # FP32 holds BF16, FP16 does not
+    return next(dtype for dtype in choices if dtype in plugin.floats)
 
 
 def _tensor(name: str, view: View) -> Tensor:

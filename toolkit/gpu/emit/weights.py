@@ -6,7 +6,7 @@ import numpy as np
 
 from toolkit.gpu.emit.launches import WEIGHTS
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, OPERAND_TYPES
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, OPERAND_TYPES, is_float
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View, row_major
 
@@ -32,7 +32,7 @@ class WeightPacker:
             )
         with np.errstate(over="ignore"):
             data = np.ascontiguousarray(values, dtype=dtype)
-        if data.dtype.kind == "f" and not np.isfinite(data).all() and np.isfinite(values).all():
+        if is_float(dtype) and not np.isfinite(data).all() and np.isfinite(values).all():
             raise NotCoveredError(
                 f"a weight of size {float(np.abs(values).max()):.3g} does not fit {dtype}; build "
                 "with --precision fp32"

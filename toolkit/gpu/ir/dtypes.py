@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from toolkit.graph.bfloat16 import BFLOAT16
 from toolkit.graph.float8 import FLOAT8
 
 Kind = Literal["float", "integer", "bool", "float8"]
@@ -26,6 +27,7 @@ ELEMENT_TYPES: Mapping[str, ElementType] = {
         ElementType("float64", "*fp64", 8, "float"),
         ElementType("float32", "*fp32", 4, "float"),
         ElementType("float16", "*fp16", 2, "float"),
+        ElementType(BFLOAT16, "*bf16", 2, "float"),
         ElementType("int64", "*i64", 8, "integer"),
         ElementType("int32", "*i32", 4, "integer"),
         ElementType("int16", "*i16", 2, "integer"),
@@ -39,8 +41,9 @@ ELEMENT_TYPES: Mapping[str, ElementType] = {
     )
 }
 
-# What any operator may read and write: FP8 lies between QuantizeLinear and its readers alone.
-OPERAND_TYPES = tuple(name for name in ELEMENT_TYPES if name != FLOAT8)
+# What any operator may read and write: FP8 lies between QuantizeLinear and its readers alone, BF16
+# is how kernels store floats.
+OPERAND_TYPES = tuple(name for name in ELEMENT_TYPES if name not in (FLOAT8, BFLOAT16))
 
 
 def is_float(dtype: str) -> bool:

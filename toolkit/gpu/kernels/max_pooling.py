@@ -36,6 +36,10 @@ def larger(a, b, PACKED: tl.constexpr):
         result = tl.inline_asm_elementwise(
             "max.NaN.f16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.float16, is_pure=True, pack=2
         )
+    elif a.dtype == tl.bfloat16 and PACKED and not INTERPRETED:
+        result = tl.inline_asm_elementwise(
+            "max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.bfloat16, is_pure=True, pack=2
+        )
     elif a.dtype == tl.int8:
         result = tl.where(a > b, a, b)
     else:

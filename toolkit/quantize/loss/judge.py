@@ -31,12 +31,13 @@ MIN_LOGITS_BELOW = 0.8  # the share of logits beside boxes that are below 0
 Parts = Mapping[str, NDArray[Any]]
 """Name of a part -> its array in one sample."""
 
-Basis = Literal["held out", "seen", "engine", "int4", "int4 seen"]
+Basis = Literal["held out", "seen", "engine", "int4", "int4 seen", "bf16"]
 _BASES: Mapping[Basis, str] = {
     "held out": "held out from the ranges",
     "seen": "that the ranges were measured on: there are none to hold out",
     "engine": "with the final ranges",
     "int4": "from which no weight was computed",
+    "bf16": "with every tensor rounded to BF16, more often than kernels do",
     "int4 seen": "by which the weights were chosen: there are none to hold out",
 }
 

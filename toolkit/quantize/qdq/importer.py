@@ -20,6 +20,7 @@ from onnx_ir.passes import common as ir_passes
 
 from calibration.table import QMAX
 from toolkit.errors import ImportModelError
+from toolkit.graph.widen import widen
 from toolkit.quantize.qdq.infer_ranges import RANGE_KEEPING_OPS, infer_ranges, nodes_in_float
 from toolkit.quantize.qdq.nodes import (
     INTEGER_OPS,
@@ -38,7 +39,6 @@ from toolkit.quantize.qdq.symmetric import (
     symmetric_steps,
     weight_readers,
 )
-from toolkit.quantize.qdq.widen import widen
 from toolkit.quantize.quantize import QUANTIZED_OPS, RESULT_AMAX, is_activation
 from toolkit.quantize.weights import StoredWeight
 
@@ -91,7 +91,7 @@ def import_qdq(
     Raises ImportModelError: there is no Q/DQ, or one that is not symmetric INT8.
     """
     copy = model.clone()
-    was_half = widen(copy)
+    was_half = widen(copy, ir.DataType.FLOAT16)
     for node in list(copy.graph):
         if node.op_type == "Clip" and not node.outputs[0].is_graph_output():
             _absorb_clip(copy.graph, node)
