@@ -82,8 +82,19 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of the repository and the scripts: the longest would end alone."""
-    items.sort(key=lambda item: not item.nodeid.startswith(("tests/repository/", "tests/scripts/")))
+    """Begin with the folders and files whose tests are long: at the end they would run alone.
+
+    Before them come the tests of PyTorch's exporter, which takes seconds to import: neighbours run
+    in one worker.
+    """
+    long = ("tests/repository/", "tests/scripts/", "tests/runtime/test_native")
+
+    def place(item: pytest.Item) -> int:
+        if "quick_torch_export" in getattr(item, "fixturenames", ()):
+            return 0
+        return 1 if item.nodeid.startswith(long) else 2
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

@@ -139,6 +139,7 @@ def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
     assert not (tmp_path / "saved_model.engine").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_keras_file_is_refused(tensorflow: Path, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "net.keras").write_bytes(b"PK")
     with pytest.raises(tandem.TandemError, match=r"net\.keras cannot be exported"):

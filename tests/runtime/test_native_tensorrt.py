@@ -17,7 +17,8 @@ import onnxruntime
 import pytest
 from msgspec.structs import replace
 from native_fixtures import NativeSession, compiled
-from nvinfer_fixtures import built, environment, frames_of, pictures, write_frames
+from nvinfer_fixtures import build_programs, environment, frames_of, pictures, write_frames
+from shared_folder import shared_folder
 from tensorrt_fixtures import build, install, prepare_all
 
 from device.engine.file import open_engine, write_engine
@@ -43,7 +44,7 @@ class Prepared:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("programs"))
+    return shared_folder(tmp_path_factory, "programs", build_programs)
 
 
 def prepared(folder: Path, precision: str) -> Prepared:
