@@ -598,6 +598,17 @@ def test_images_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:
     check_everywhere(case, (BATCH, HEIGHT), rng)
 
 
+@pytest.mark.parametrize(("side", "launches"), [(28, [1, 2]), (32, [2, 1])])
+def test_a_mean_of_few_bytes_is_made_at_once(
+    side: int, launches: list[int], rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (2, 40, side, side)})
+    case = graph.case(graph.rounded(graph.add("GlobalAveragePool", graph.rounded("x"))))
+    ops = case.lower("int8").ops
+    (op,) = [one for one in ops if one.tactics[0][0].spec.kernel == "global_average_pool"]
+    assert [len(tactic) for tactic in op.tactics] == launches
+
+
 def test_products_of_dynamic_sizes_are_right(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": ("batch", "tokens", 32)})
     x = graph.rounded("x")
