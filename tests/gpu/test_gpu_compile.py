@@ -395,10 +395,8 @@ def test_products_of_int8_take_no_bytes_apart(
 ) -> None:
     """With mma.sync: to part bytes and join them again took longer than the products."""
     graph = Graph(rng, {"x": (8, channels, 28, 28)})
-    window = {"pads": [taps // 2] * 4}
-    y = graph.product(
-        "Conv", graph.rounded("x"), (128, channels, taps, taps), bias="int32", **window
-    )
+    shape, pads = (128, channels, taps, taps), [taps // 2] * 4
+    y = graph.product("Conv", graph.rounded("x"), shape, bias="int32", pads=pads)
     case = graph.case(graph.rounded(graph.add("Relu", y)))
     specs = [call.spec for call in case.lower("int8", GpuTarget(87, 14)).launches]
     (spec,) = [spec for spec in specs if spec.kernel == "gemm"]
