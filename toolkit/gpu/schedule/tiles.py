@@ -92,6 +92,7 @@ _MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
 _SHARED_BYTES_PER_CYCLE = 128  # that the warps of an SM read, each its own rows and columns
 _HIDDEN_BLOCK_CYCLES_MMA_SYNC = 600
 _RESIDENT_BLOCK_CYCLES_MMA_SYNC = 100
+_INT8_STEP_CYCLES_OF_A_WARP = 10  # beside its products
 _MMA_ROWS, _MMA_COLUMNS = 16, 8  # of one instruction
 _FIXED_REGISTERS = 70  # of a thread beside its accumulators
 _INT8_REGISTERS = 2  # more of them to requantize
@@ -186,7 +187,7 @@ def _resident_tiles(shape: GemmShape, gpu: GpuTarget) -> list[Tile]:
             tile = Tile(rows, columns, depth, warps, _RESIDENT_STAGES, programs=1)
             room = gpu.sm_count * _resident_blocks(shape, tile, gpu)
             programs = max(1, room // ceil_div(shape.columns, columns))
-            if _operand_bytes(shape, tile) <= gpu.shared_bytes:
+            if _operand_bytes(shape, tile, gpu) <= gpu.shared_bytes:
                 tiles.append(replace(tile, programs=programs))
     return tiles
 
@@ -232,7 +233,8 @@ def _multiply_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     if _has_wide_warps(shape, gpu):
         read = _warp_sides(tile) * tile.depth * shape.item_bytes
         multiply = tile.rows * tile.columns * tile.depth / products
-        return multiply + read / _SHARED_BYTES_PER_CYCLE
+        step = _INT8_STEP_CYCLES_OF_A_WARP * tile.warps if shape.is_int8 else 0
+        return multiply + read / _SHARED_BYTES_PER_CYCLE + step
     # Tensor cores of sm_90 take 64 rows at least; those of FP16 take fewer at half the speed.
     results = max(tile.rows, 64 if shape.item_bytes == 1 else 32) * tile.columns
     return results * tile.depth / (_MMA_EFFICIENCY * products) + _HIDDEN_STEP_CYCLES
@@ -376,18 +378,20 @@ def _depth(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTar
     return max(minimum, min(maximum, power_of_two(shape.depth)))
 
 
-def _operand_bytes(shape: GemmShape, tile: Tile) -> int:
+def _operand_bytes(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> int:
     """Return the shared memory of the operands that are on their way, and of one that stays."""
     if tile.programs:
         whole = ceil_div(shape.depth, tile.depth) * tile.depth * shape.item_bytes
         return whole * (tile.rows * tile.stages + tile.columns) + tile.rows * tile.columns
-    return (tile.rows + tile.columns) * tile.depth * shape.item_bytes * tile.stages
+    # With mma.sync the oldest stage is in registers; FP16 was fitted with all of them.
+    stages = tile.stages - 1 if shape.is_int8 and _has_wide_warps(shape, gpu) else tile.stages
+    return (tile.rows + tile.columns) * tile.depth * shape.item_bytes * max(1, stages)
 
 
 def _resident_blocks(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> int:
     """Return how many blocks run on an SM at once, by shared memory, registers and threads."""
     threads = tile.warps * WARP
-    operands = _operand_bytes(shape, tile)
+    operands = _operand_bytes(shape, tile, gpu)
     shared = max(operands, tile.rows * tile.columns * shape.item_bytes)
     registers = tile.rows * tile.columns // threads + _FIXED_REGISTERS
     registers += _INT8_REGISTERS if shape.item_bytes == 1 else 0
