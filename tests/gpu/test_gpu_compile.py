@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -363,8 +364,6 @@ def test_two_floats_become_bytes_in_one_instruction(
     sm: int, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     """No other conversion: before CUDA 13.4 ptxas makes 255 of the last byte of a sum, by one."""
-    from triton import knobs
-
     graph = Graph(rng, {"x": (4, 96, 14, 14)})
     case = graph.case(graph.product("Conv", graph.rounded("x"), (16, 96, 1, 1)))
     gpu = GpuTarget(sm, 8)
@@ -372,10 +371,42 @@ def test_two_floats_become_bytes_in_one_instruction(
     specs = [call.spec for call in launches if call.spec.title == "transpose_tiles"]
     assert ("y", "*i8:16") in specs[0].signature
     (compiled, *_) = compile_kernels(specs, gpu)
+    assert compiled is not None
+    code = set(instructions(compiled, tmp_path))
+    assert "STS.U8" in code
+    assert {one for one in code if one.startswith("F2I")} == {"F2IP.S8.F32.NTZ"}
+
+
+def instructions(compiled: Compiled, tmp_path: Path) -> list[str]:
+    """Return the instructions of a kernel without their operands."""
+    from triton import knobs
+
     path = tmp_path / "k.cubin"
     path.write_bytes(compiled.cubin)
-    sass = subprocess.run(
-        [knobs.nvidia.nvdisasm.path, "-c", path], capture_output=True, text=True, check=True
-    ).stdout
-    assert "STS.U8" in sass
-    assert set(re.findall(r"F2I[\w.]*", sass)) == {"F2IP.S8.F32.NTZ"}
+    command = [knobs.nvidia.nvdisasm.path, "-c", path]
+    sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z][\w.]*)", sass)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("channels", "taps"), [(64, 3), (256, 1)])
+def test_products_of_int8_take_no_bytes_apart(
+    channels: int, taps: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """With mma.sync: to part bytes and join them again took longer than the products."""
+    graph = Graph(rng, {"x": (8, channels, 28, 28)})
+    shape, pads = (128, channels, taps, taps), [taps // 2] * 4
+    y = graph.product("Conv", graph.rounded("x"), shape, bias="int32", pads=pads)
+    case = graph.case(graph.rounded(graph.add("Relu", y)))
+    specs = [call.spec for call in case.lower("int8", GpuTarget(87, 14)).launches]
+    (spec,) = [spec for spec in specs if spec.kernel == "gemm"]
+    (compiled,) = compile_kernels([spec], ORIN)
+    assert compiled is not None
+    assert compiled.spill_bytes == 0
+    code = instructions(compiled, tmp_path)
+    count = Counter(one.split(".")[0] for one in code)
+    assert count["IMMA"] >= 32
+    assert count["LDSM"] * 4 >= count["IMMA"]
+    assert count["PRMT"] < 96  # half of the results of a thread, which they join; 250 before
+    assert {"LDGSTS.E.BYPASS.128", "STG.E.128"} <= set(code)
+    assert not {"LDS.U8", "LDS.S8", "STG.E.U8"} & set(code)

@@ -170,13 +170,17 @@ def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None
     )  # borders
 
 
-@pytest.mark.parametrize("sm", [87, 90])
-def test_every_tactic_of_a_convolution_has_the_same_bits(sm: int, rng: np.random.Generator) -> None:
-    graph = Graph(rng, {"x": (2, 48, 3, 4)})
+@pytest.mark.parametrize(
+    ("sm", "channels", "side"), [(87, 48, 3), (87, 128, 6), (90, 48, 3)], ids=str
+)
+def test_every_tactic_of_a_convolution_has_the_same_bits(
+    sm: int, channels: int, side: int, rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (2, channels, side, 4)})
     x = graph.rounded("x")
-    c = graph.product("Conv", x, (48, 48, 3, 3), bias="int32", pads=[1, 1, 1, 1])
+    c = graph.product("Conv", x, (channels, channels, 3, 3), bias="int32", pads=[1, 1, 1, 1])
     total = graph.rounded(graph.add("Relu", graph.add("Add", graph.rounded(c), x)))
-    case = graph.case(graph.product("Conv", total, (40, 48, 1, 1)))
+    case = graph.case(graph.product("Conv", total, (40, channels, 1, 1)))
     segment = program(case, GpuTarget(sm, sm_count=8, exhaustive=True))
     feeds = {"x": rng.normal(size=case.inputs["x"]).astype(np.float32)}
     ((name, truth),) = int8_reference.run(case.model(), feeds).items()
@@ -596,6 +600,17 @@ def test_images_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:
     mean = graph.rounded(graph.add("GlobalAveragePool", total))
     case = graph.case(graph.product("Conv", mean, (4, 8, 1, 1)))
     check_everywhere(case, (BATCH, HEIGHT), rng)
+
+
+@pytest.mark.parametrize(("side", "launches"), [(28, [1, 2]), (32, [2, 1])])
+def test_a_mean_of_few_bytes_is_made_at_once(
+    side: int, launches: list[int], rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (2, 40, side, side)})
+    case = graph.case(graph.rounded(graph.add("GlobalAveragePool", graph.rounded("x"))))
+    ops = case.lower("int8").ops
+    (op,) = [one for one in ops if one.tactics[0][0].spec.kernel == "global_average_pool"]
+    assert [len(tactic) for tactic in op.tactics] == launches
 
 
 def test_products_of_dynamic_sizes_are_right(rng: np.random.Generator) -> None:

@@ -139,39 +139,75 @@ def test_tiles_keep_the_limits_of_every_gpu(sm: int, rng: np.random.Generator) -
             assert tile.stages * operands <= gpu.shared_bytes
 
 
-# Microseconds on 14 SMs of an H200 with kernels for sm_80, FP16: products (rows, columns, depth) of
-# ResNet-50 at batch 8, and tiles (rows, columns, depth, warps).
+# Microseconds on 14 SMs of an H200 with kernels for sm_80: products (rows, columns, depth, bytes of
+# an operand) of ResNet-50 at batch 8, and tiles (rows, columns, depth, warps).
 MMA_SYNC_US = {
-    (25088, 128, 256): {(128, 128, 32, 4): 51.1, (64, 128, 64, 4): 57.3, (128, 64, 32, 4): 63.2},
-    (25088, 64, 576): {(128, 64, 32, 4): 61.0, (256, 64, 32, 8): 76.7, (64, 64, 32, 4): 75.6},
-    (6272, 128, 1152): {(128, 128, 32, 4): 47.7, (64, 128, 64, 4): 50.5, (128, 64, 32, 4): 56.4},
-    (6272, 256, 512): {(128, 128, 32, 4): 42.3, (128, 256, 32, 8): 48.6, (64, 128, 64, 4): 49.9},
-    (1568, 256, 2304): {(128, 128, 32, 4): 45.2, (64, 128, 64, 4): 55.3, (128, 64, 32, 4): 63.2},
+    (25088, 128, 256, 2): {(128, 128, 32, 4): 51.1, (64, 128, 64, 4): 57.3, (128, 64, 32, 4): 63.2},
+    (25088, 64, 576, 2): {(128, 64, 32, 4): 61.0, (256, 64, 32, 8): 76.7, (64, 64, 32, 4): 75.6},
+    (6272, 128, 1152, 2): {(128, 128, 32, 4): 47.7, (64, 128, 64, 4): 50.5, (128, 64, 32, 4): 56.4},
+    (6272, 256, 512, 2): {(128, 128, 32, 4): 42.3, (128, 256, 32, 8): 48.6, (64, 128, 64, 4): 49.9},
+    (1568, 256, 2304, 2): {(128, 128, 32, 4): 45.2, (64, 128, 64, 4): 55.3, (128, 64, 32, 4): 63.2},
+    (25088, 128, 256, 1): {
+        (128, 128, 64, 4): 34.7,
+        (64, 128, 128, 4): 37.2,
+        (128, 64, 64, 4): 37.8,
+    },
+    (25088, 64, 576, 1): {(128, 64, 64, 4): 36.9, (128, 64, 128, 4): 37.1},
+    (6272, 128, 1152, 1): {
+        (64, 128, 128, 4): 28.8,
+        (128, 128, 64, 4): 31.5,
+        (64, 128, 64, 4): 32.9,
+    },
+    (6272, 256, 512, 1): {
+        (64, 256, 128, 4): 26.8,
+        (128, 128, 64, 4): 31.2,
+        (64, 128, 128, 4): 30.6,
+    },
+    (1568, 256, 2304, 1): {
+        (64, 256, 128, 4): 26.0,
+        (128, 128, 64, 4): 28.9,
+        (64, 128, 64, 4): 34.9,
+    },
+    (1568, 256, 1024, 1): {
+        (64, 256, 128, 4): 14.1,
+        (128, 128, 64, 4): 14.3,
+        (64, 128, 64, 4): 15.8,
+    },
 }
 
 
 @pytest.mark.parametrize("product", MMA_SYNC_US)
 def test_warps_that_multiply_from_registers_get_the_fastest_tile(
-    product: tuple[int, int, int],
+    product: tuple[int, int, int, int],
 ) -> None:
-    rows, columns, depth = product
+    rows, columns, depth, item_bytes = product
     channels = depth // 9 if depth % 9 == 0 else depth
     times = MMA_SYNC_US[product]
-    tiles = gemm_tiles(GemmShape(rows, columns, depth, channels, 2, 2), GpuTarget(87, 14))
+    shape = GemmShape(rows, columns, depth, channels, item_bytes, item_bytes)
+    tiles = gemm_tiles(shape, GpuTarget(87, 14))
     first = tiles[0]
     assert (first.rows, first.columns, first.depth, first.warps) == min(
         times, key=times.__getitem__
     )
 
 
+@pytest.mark.parametrize("item_bytes", [1, 2])
 @pytest.mark.parametrize(("has_residual", "accumulators"), [(False, 128), (True, 64)])
 def test_a_residual_takes_registers_from_the_sums_of_mma_sync(
-    has_residual: bool, accumulators: int
+    has_residual: bool, accumulators: int, item_bytes: int
 ) -> None:
-    shape = GemmShape(6272, 256, 1152, 128, 2, 4, has_residual=has_residual)
+    stored = item_bytes * (1 + has_residual)
+    shape = GemmShape(6272, 256, 1152, 128, item_bytes, stored, has_residual=has_residual)
     tiles = gemm_tiles(shape, GpuTarget(87, 16))
     most = max(tile.rows * tile.columns // (tile.warps * 32) for tile in tiles)
     assert most == accumulators
+
+
+def test_wide_tiles_keep_no_weights_with_mma_sync() -> None:
+    """Of 64 x 256 all take 1.4 times as long as 64 x 128: see `toolkit/gpu/schedule/tiles.py`."""
+    for sm, columns in ((87, 128), (90, 256)):
+        tiles = gemm_tiles(GemmShape(25088, 256, 64, 64, 2, 2), GpuTarget(sm, 14), resident=True)
+        assert max(tile.columns for tile in tiles if tile.programs) == columns
 
 
 def test_views_reach_the_elements_that_numpy_reaches(rng: np.random.Generator) -> None:

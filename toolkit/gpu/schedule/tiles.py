@@ -14,7 +14,8 @@ _MIN_DEPTH = {1: 32, 2: 16, 4: 16}  # of a main loop step, by bytes of an operan
 # through registers.
 _MAX_ROW_BYTES = 128
 _MAX_ROW_BYTES_IN_REGISTERS = 64
-_MIN_WIDE_COLUMNS = 128  # of tiles that take a whole line with mma.sync, in FP16
+_MIN_WIDE_COLUMNS = 128  # of tiles that take a whole line with mma.sync
+_MAX_WIDE_INT8_ROWS = 64  # of those with 128 accumulators: more spill 8 to 56 bytes a thread
 # INT8 under one tap: two taps a step took 15.5 us, one 14.4 (ResNet-50, layer 1, batch 32).
 _HALF_CACHE_LINE_BYTES = 64
 _MEMORY_BOUND_ELEMENTS = 1024  # of a memory-bound block
@@ -22,6 +23,8 @@ _MEMORY_BOUND_ELEMENTS = 1024  # of a memory-bound block
 # depth is little: the operand then fits an SM beside the rows that are on their way.
 _RESIDENT_SHAPES = ((64, 64, 4), (64, 128, 4), (128, 64, 4), (64, 256, 8))
 _MAX_RESIDENT_DEPTH = 160
+# With mma.sync: 25088 x 256 by 64 took 52 us in 64 x 256, 37 in 64 x 128; with residual 66 and 48.
+_MAX_RESIDENT_COLUMNS_MMA_SYNC = 128
 _RESIDENT_STAGES = 2
 _MAX_TACTICS = 4  # tiles that an engine carries for a product
 _MAX_RESIDENT_TACTICS = 2  # more of them
@@ -57,7 +60,8 @@ _TILE_SHAPES = (
 # residual (INT8), or for the three TF32 products of FP32. FP8 has those of FP16.
 _MAX_ACCUMULATORS = {1: 64, 2: 128, 4: 64}
 _MAX_ACCUMULATORS_PLAIN_INT8 = 128  # INT8 without a residual
-_MAX_INT8_COLUMNS = 128  # wider ones are ranked too high: ResNet-50 on 14 SMs lost 14 %
+# With wgmma wider ones are ranked too high: ResNet-50 on 14 SMs lost 14 %.
+_MAX_INT8_COLUMNS_WGMMA = 128
 _MAX_ACCUMULATORS_WITH_OPERANDS = 64  # where operands go through registers too, but for mma.sync
 _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in registers, too
 
@@ -82,12 +86,13 @@ _STORE_BYTES_PER_CYCLE = 26  # a cycle, between one SM and the L2 cache in the e
 _REQUANTIZE_CYCLES = 0.08  # of one INT8 result
 _MEMORY_EFFICIENCY = 0.789525  # of the peak bandwidth: 14.5 of 18.4 bytes a cycle on an H200
 _MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
-# With mma.sync, FP16, in place of those above: fitted to 896 times of ResNet-50 at batch 8, whose
-# kernels were compiled for sm_80, on 14 SMs of an H200. Of these the tile ranked first takes 5.7 %
-# longer than the fastest on average.
+# With mma.sync, FP16 and INT8, in place of those above: fitted to 896 times of ResNet-50 in FP16 at
+# batch 8, whose kernels were compiled for sm_80, on 14 SMs of an H200. Of these the tile ranked
+# first takes 5.7 % longer than the fastest on average.
 _SHARED_BYTES_PER_CYCLE = 128  # that the warps of an SM read, each its own rows and columns
 _HIDDEN_BLOCK_CYCLES_MMA_SYNC = 600
 _RESIDENT_BLOCK_CYCLES_MMA_SYNC = 100
+_INT8_STEP_CYCLES_OF_A_WARP = 10  # beside its products
 _MMA_ROWS, _MMA_COLUMNS = 16, 8  # of one instruction
 _FIXED_REGISTERS = 70  # of a thread beside its accumulators
 _INT8_REGISTERS = 2  # more of them to requantize
@@ -176,11 +181,13 @@ def _resident_tiles(shape: GemmShape, gpu: GpuTarget) -> list[Tile]:
         return []
     tiles = []
     for rows, columns, warps in _RESIDENT_SHAPES:
+        if gpu.has_mma_sync and columns > _MAX_RESIDENT_COLUMNS_MMA_SYNC:
+            continue
         if _is_candidate(shape, rows, columns, warps, gpu=gpu):
             tile = Tile(rows, columns, depth, warps, _RESIDENT_STAGES, programs=1)
             room = gpu.sm_count * _resident_blocks(shape, tile, gpu)
             programs = max(1, room // ceil_div(shape.columns, columns))
-            if _operand_bytes(shape, tile) <= gpu.shared_bytes:
+            if _operand_bytes(shape, tile, gpu) <= gpu.shared_bytes:
                 tiles.append(replace(tile, programs=programs))
     return tiles
 
@@ -226,7 +233,8 @@ def _multiply_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     if _has_wide_warps(shape, gpu):
         read = _warp_sides(tile) * tile.depth * shape.item_bytes
         multiply = tile.rows * tile.columns * tile.depth / products
-        return multiply + read / _SHARED_BYTES_PER_CYCLE
+        step = _INT8_STEP_CYCLES_OF_A_WARP * tile.warps if shape.is_int8 else 0
+        return multiply + read / _SHARED_BYTES_PER_CYCLE + step
     # Tensor cores of sm_90 take 64 rows at least; those of FP16 take fewer at half the speed.
     results = max(tile.rows, 64 if shape.item_bytes == 1 else 32) * tile.columns
     return results * tile.depth / (_MMA_EFFICIENCY * products) + _HIDDEN_STEP_CYCLES
@@ -240,8 +248,8 @@ def _hidden_block_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
 
 
 def _has_wide_warps(shape: GemmShape, gpu: GpuTarget) -> bool:
-    """Whether warps have 128 accumulators a thread beside operands: mma.sync in FP16."""
-    return gpu.has_mma_sync and shape.item_bytes == 2
+    """Whether warps have 128 accumulators a thread beside operands: mma.sync in FP16 and INT8."""
+    return gpu.has_mma_sync and shape.item_bytes <= 2 and not shape.float8
 
 
 def _warp_sides(tile: Tile) -> int:
@@ -327,7 +335,7 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
     if columns > max(2 * _MIN_SIDE, power_of_two(shape.columns)):
         return False
     if shape.block_columns not in (None, columns) or (
-        columns > _MAX_INT8_COLUMNS and shape.is_int8
+        columns > _MAX_INT8_COLUMNS_WGMMA and shape.is_int8 and not gpu.has_mma_sync
     ):
         return False
     if not gpu.has_matrix_units:
@@ -362,6 +370,7 @@ def _depth(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTar
         return _HALF_CACHE_LINE_BYTES
     minimum = _MIN_DEPTH[shape.item_bytes]
     few = rows * columns <= _MAX_ACCUMULATORS_WITH_OPERANDS * warps * WARP
+    few |= shape.is_int8 and rows <= _MAX_WIDE_INT8_ROWS
     wide = _has_wide_warps(shape, gpu) and few and columns >= _MIN_WIDE_COLUMNS
     line = _MAX_ROW_BYTES if gpu.has_wgmma or wide else _MAX_ROW_BYTES_IN_REGISTERS
     maximum = line // shape.item_bytes if gpu.has_matrix_units else minimum
@@ -369,18 +378,20 @@ def _depth(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTar
     return max(minimum, min(maximum, power_of_two(shape.depth)))
 
 
-def _operand_bytes(shape: GemmShape, tile: Tile) -> int:
+def _operand_bytes(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> int:
     """Return the shared memory of the operands that are on their way, and of one that stays."""
     if tile.programs:
         whole = ceil_div(shape.depth, tile.depth) * tile.depth * shape.item_bytes
         return whole * (tile.rows * tile.stages + tile.columns) + tile.rows * tile.columns
-    return (tile.rows + tile.columns) * tile.depth * shape.item_bytes * tile.stages
+    # With mma.sync the oldest stage is in registers; FP16 was fitted with all of them.
+    stages = tile.stages - 1 if shape.is_int8 and _has_wide_warps(shape, gpu) else tile.stages
+    return (tile.rows + tile.columns) * tile.depth * shape.item_bytes * max(1, stages)
 
 
 def _resident_blocks(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> int:
     """Return how many blocks run on an SM at once, by shared memory, registers and threads."""
     threads = tile.warps * WARP
-    operands = _operand_bytes(shape, tile)
+    operands = _operand_bytes(shape, tile, gpu)
     shared = max(operands, tile.rows * tile.columns * shape.item_bytes)
     registers = tile.rows * tile.columns // threads + _FIXED_REGISTERS
     registers += _INT8_REGISTERS if shape.item_bytes == 1 else 0
