@@ -114,8 +114,7 @@ class Control:
 
         RolloutError: the store cannot be used, or another server has the lease.
         """
-        at_s = self._database.now_s()
-        if not changed and not reconnected and not silent and not self._is_due(at_s):
+        if not (changed or reconnected or silent or self._is_due(self._database.now_s())):
             return []
         with self.write():
             at_s = self._database.now_s()  # no earlier than what another server has kept

@@ -5,14 +5,11 @@ from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
 from securesystemslib.signer import Key, Signature, SSlibKey
 
 from device.errors import TrustError
-from device.protocol.device_key import keyid_of
 from device.protocol.documents import Reported
 from device.protocol.signed import Told, open_told
 from toolkit.errors import FleetError
@@ -29,13 +26,9 @@ class _DeviceKey(SSlibKey):
         """Raises ValueError: it is on another curve."""
         if not isinstance(parsed.curve, ec.SECP256R1):
             raise ValueError(f"the curve {parsed.curve.name} is not P-256")
-        keyid = keyid_of(parsed.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
-        key = SSlibKey.from_crypto(parsed, keyid)
-        super().__init__(keyid, key.keytype, key.scheme, key.keyval)
+        key = SSlibKey.from_crypto(parsed)
+        super().__init__(key.keyid, key.keytype, key.scheme, key.keyval)
         self._parsed = parsed
-
-    def _crypto_key(self) -> PublicKeyTypes:
-        return self._parsed
 
     def verify_signature(self, signature: Signature, data: bytes) -> None:
         """As securesystemslib does for such a key, without its search for the kind of the key."""
@@ -63,7 +56,7 @@ class ReportKeys:
 
     def knows(self, device: str) -> bool:
         """Whether a device was enrolled, so that it signs what it says."""
-        return (self._folder / DEVICES / device).is_dir()
+        return os.path.isdir(f"{self._folder}/{DEVICES}/{device}")
 
     def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
         """Return what a device says; of one that was enrolled only what it has signed.
