@@ -8,9 +8,10 @@
 
 calibrate: a random network over random arrays, by one process and by Dask workers (a process each).
 Of these some are killed with SIGKILL in the middle, and one stands still for three quarters of the
-time. Prints whether the tables are the same bytes, the clock against the ideal split (processor
-seconds of the plain run over what the workers had: cores at most, dead ones not counted), and the
-processor seconds of both.
+time. The cluster runs before the clock does; what workers import for their first task counts.
+Prints whether the tables are the same bytes, the clock against the ideal split (processor seconds
+of the plain run over what the workers had: cores at most, dead ones not counted), and the processor
+seconds of both.
 
 builds: `tandem build` for each engine, then `tandem build-all`, which is killed once half of them
 are there and started again, a second run, and whether engines are the same bytes. Each side has a
@@ -48,6 +49,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -344,7 +346,10 @@ def cpu_of(process: "subprocess.Popen[bytes]") -> float:
 
 @contextmanager
 def dask(folder: Path, count: int) -> Iterator[tuple[str, list["subprocess.Popen[bytes]"]]]:
-    """Yield the address of a scheduler and its workers, processes of one thread each."""
+    """Yield the address of a scheduler and its workers, processes of one thread each, once they
+    are there: a command finds a cluster that runs."""
+    import distributed
+
     words = ["--port", "0", "--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     command = [sys.executable, "-m", f"{DASK}scheduler", *words]
     workers: list[subprocess.Popen[bytes]] = []
@@ -362,6 +367,8 @@ def dask(folder: Path, count: int) -> Iterator[tuple[str, list["subprocess.Popen
                 )
                 for _ in range(count)
             ]  # fmt: skip
+            with cast(Any, distributed).Client(address, timeout="60s") as client:
+                client.wait_for_workers(count, timeout=120)
             yield address, workers
         finally:
             for process in workers:

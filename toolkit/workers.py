@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from concurrent.futures.process import ProcessPoolExecutor
 from concurrent.futures.thread import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -31,6 +31,7 @@ from device.start.guard import die_with_parent
 from device.start.memory_watch import available_bytes
 from toolkit.cache import BUILDING, code_version, package_version
 from toolkit.errors import WorkersError
+from toolkit.late_imports import import_late
 
 LOG = logging.getLogger(__name__)
 TANDEM, PYTHON = "Tandem", "Python"
@@ -72,6 +73,7 @@ class _LateFunction(msgspec.Struct, frozen=True):
     name: str
 
     def __call__(self, *arguments: Any) -> bytes:  # noqa: ANN401  (those of a task)
+        import_late()
         result: bytes = getattr(import_module(self.module), self.name)(*arguments)
         return result
 
@@ -106,6 +108,7 @@ class _Progress(Generic[K]):
     # These wait: who refuses at once would take the tasks of all others.
     refused: set[K] = field(default_factory=set)
     logged: set[str] = field(default_factory=set)
+    workers: set[str] = field(default_factory=set)  # that have given a result
     lost: int = 0
     longest_s: float = 0.0  # between two results
     last_s: float = field(default_factory=time.monotonic)
@@ -119,8 +122,19 @@ class _Progress(Generic[K]):
         """What has no result, runs nowhere and is not refused."""
         return self.missing.keys() - set(self.running.values()) - self.refused
 
-    def take_result(self, key: K) -> None:
-        """A task has its result."""
+    def copies(self) -> list[K]:
+        """What to give out once more: its worker is slow or gone, and another may be quicker."""
+        count = Counter(self.running.values())
+        again = [key for key in count if key in self.missing and count[key] < COPIES]
+        return sorted(again, key=lambda key: count[key])
+
+    def copies_for_idle(self) -> list[K]:
+        """What to give to workers that have nothing to do, as fewer tasks are left than they."""
+        return self.copies()[: max(0, len(self.workers) - len(self.running))]
+
+    def take_result(self, key: K, worker: str) -> None:
+        """A worker has given the result of a task."""
+        self.workers.add(worker)
         del self.missing[key]
         _cancel(self.running, key)
         self.refused.clear()
@@ -159,6 +173,12 @@ class Workers(AbstractContextManager["Workers"]):
         for process in processes:
             process.terminate()
 
+    def tasks_by_host(self) -> dict[str, int]:
+        """Return how many tasks each host of Dask's workers runs at a time, which share its cores;
+        nothing of other executors."""
+        self._executor = self._executor or self._start()
+        return self._executor.tasks_by_host() if isinstance(self._executor, _Dask) else {}
+
     def run(
         self,
         function: Callable[..., bytes],
@@ -189,8 +209,9 @@ class Workers(AbstractContextManager["Workers"]):
         try:
             while state.missing:
                 submit(state.startable())
+                submit(state.copies_for_idle() if alike else ())
                 done = self._await_some(state.running, state.late_s)
-                submit(_late(state.missing, state.running) if alike and not done else ())
+                submit(state.copies() if alike and not done else ())
                 ended = [(state.running.pop(future), self._result(future)) for future in done]
                 problem = ""
                 for key, answer in sorted(ended, key=lambda row: bool(row[1].failure)):
@@ -200,7 +221,7 @@ class Workers(AbstractContextManager["Workers"]):
                         problem = f"{answer.worker} {why}"
                         state.refused.add(key)
                         continue
-                    state.take_result(key)
+                    state.take_result(key, answer.worker)
                     yield key, answer.result
                 if problem:
                     state.note(problem)
@@ -263,12 +284,6 @@ def _refusal(answer: _Answer) -> str:
     return answer.refused
 
 
-def _late(missing: Iterable[K], running: Mapping[Future[bytes], K]) -> list[K]:
-    """What to give out once more: its worker is slow or gone, and another may be quicker."""
-    copies = Counter(running.values())
-    return [key for key in missing if 0 < copies[key] < COPIES]
-
-
 def _end_lost(problem: str, lost: int) -> None:
     if lost >= MAX_LOST:
         raise WorkersError(
@@ -323,13 +338,25 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 def worker_name() -> str:
     """Return what people find this worker by."""
-    name = f"{socket.gethostname()}, process {os.getpid()}"
+    name, address = f"{socket.gethostname()}, process {os.getpid()}", _dask_address()
+    return f"{address} ({name})" if address else name
+
+
+def tasks_here(tasks_by_host: Mapping[str, int]) -> int:
+    """Return how many tasks share the cores of this worker's host, by `Workers.tasks_by_host`."""
+    return max(1, tasks_by_host.get(_host_of(_dask_address()), 1))
+
+
+def _dask_address() -> str:
+    """Return the address of the worker whose task this is, "" outside Dask."""
     if (dask := sys.modules.get("distributed")) is not None:
-        try:
-            return f"{dask.get_worker().address} ({name})"
-        except ValueError:  # not in a task of Dask
-            return name
-    return name
+        with suppress(ValueError):  # not in a task of Dask
+            return str(dask.get_worker().address)
+    return ""
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def open_workers(text: str) -> Workers:
@@ -430,11 +457,21 @@ class _Dask(Executor):
             )
             self._is_logged = True
 
+    def tasks_by_host(self) -> dict[str, int]:
+        """Return the threads of all workers of each host."""
+        tasks = Counter[str]()
+        for address, threads in self._threads_by_worker().items():
+            tasks[_host_of(address)] += threads
+        return dict(tasks)
+
     def _workers(self) -> tuple[str, ...]:
+        return tuple(sorted(self._threads_by_worker()))
+
+    def _threads_by_worker(self) -> dict[str, int]:
         try:
-            return tuple(sorted(self._client.nthreads()))
+            return dict(self._client.nthreads())
         except (OSError, RuntimeError):  # the scheduler is away
-            return ()
+            return {}
 
     def _check_open(self) -> None:
         if self._client.status in {"closing", "closed"}:  # by itself, after attempts to reconnect

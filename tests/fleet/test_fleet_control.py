@@ -28,6 +28,7 @@ from toolkit.fleet.rollout.gates import parse_gates
 from toolkit.fleet.rollout.targets import Target, parse_requirements, unfit
 from toolkit.fleet.server import control as control_module
 from toolkit.fleet.server.control import Control, encode_all
+from toolkit.fleet.server.device_cache import DeviceCache
 from toolkit.fleet.server.history import history_of
 from toolkit.fleet.server.operations import (
     decommission,
@@ -40,6 +41,7 @@ from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.server.views import device_views, rollout_views
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
+from toolkit.fleet.store.devices import save_devices
 
 
 def test_a_rollout_is_kept_by_postgresql_too(tmp_path: Path) -> None:
@@ -161,6 +163,22 @@ def test_statements_and_keys_of_a_round_do_not_grow_with_its_devices(
 
     assert statements_of(2) == statements_of(40)
     assert signed == [2, 40]
+
+
+def test_rows_that_stay_with_a_server_are_not_read_again_when_another_one_goes(
+    store: Database,
+) -> None:
+    rows = {name: device_row(name) for name in ("before", "lost", "gained")}
+    with store.write():
+        save_devices(store, rows.values())
+    cache = DeviceCache(store, lambda device: device != "gained")
+    cache.fetch(["before", "lost"])
+    after = DeviceCache(store, lambda device: device != "lost")
+    after.inherit(cache)
+    assert after["before"] is cache["before"]
+    assert set(after) == {"before", "gained"}
+    assert "lost" not in after
+    assert after["gained"].id == "gained"
 
 
 def test_what_was_kept_before_a_kill_is_sent_after_it(store: Database) -> None:

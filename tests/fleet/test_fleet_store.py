@@ -107,6 +107,10 @@ def test_a_text_that_holds_null_is_written_as_it_is(
     text = '{"dla":null,"a":[1,null],"b":[null]}'
     with store.write():
         store.run_many("INSERT INTO documents VALUES (?, ?, ?)", [("d", '{"a":null}', "null")])
+        store.run_many(
+            "INSERT INTO devices (id, seen_s, labels, fps) VALUES (?, ?, ?, ?)",
+            [("without", 1.0, "{}", None), ("with", 1.0, "{}", 0.5)],
+        )
         monkeypatch.undo()
         store.run_many("INSERT INTO documents VALUES (?, ?, ?)", [("e", text, "null")])
     assert store.rows("SELECT * FROM documents ORDER BY id") == [

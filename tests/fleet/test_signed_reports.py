@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
@@ -20,7 +21,7 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 from device.enrol.request import new_key
 from device.errors import TrustError
 from device.protocol.device_key import DeviceKey, ReportSigner, keyid_of
-from device.protocol.documents import Reported, Signed, decode, encode
+from device.protocol.documents import Beat, Reported, Signed, decode, encode
 from device.protocol.mqtt import Link, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.signed import count_valid, open_reported, sign_text
 from device.protocol.topics import Topics
@@ -29,8 +30,10 @@ from toolkit.fleet.authority import SERVER, Authority
 from toolkit.fleet.brokers.mosquitto import BrokerFiles
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
+from toolkit.fleet.server.serve import FleetServer
+from toolkit.fleet.store.devices import DeviceRow
 from toolkit.fleet.trust.certificates import issue_device, revoke_device
-from toolkit.fleet.trust.report_keys import ReportKeys
+from toolkit.fleet.trust.report_keys import ReportKeys, _DeviceKey
 
 TOPICS = Topics(DEVICE)
 
@@ -142,6 +145,47 @@ def test_only_a_certificate_that_holds_makes_a_report_believed(fleet: Fleet) -> 
     (identity / "revoked.json").write_text("{")  # a server goes on, and believes nothing
     with pytest.raises(TrustError, match=f"whether {DEVICE} signed a report cannot be checked"):
         keys.read(DEVICE, signed)
+
+
+def test_a_signature_is_checked_only_of_what_could_be_news(fleet: Fleet) -> None:
+    issue_device(fleet.authority, DEVICE, fleet.folder / "board")
+    server = FleetServer(load_fleet(fleet.folder))
+    row = DeviceRow(DEVICE, 7.0, None, report("a", counter=5), {}, beat=6)
+
+    def told(kind: str, document: Reported | Beat, *, retained: bool) -> DeviceRow:
+        topic = getattr(TOPICS, kind)
+        return server._told(row, kind, Message(topic, encode(document), retained))
+
+    for kind, old, new in (
+        ("reported", report("b", counter=5), report("b", counter=6)),
+        ("beat", Beat(counter=6, at="2026-01-01"), Beat(counter=7, at="2026-01-01")),
+    ):
+        assert told(kind, old, retained=True) == row
+        for document, is_retained in ((new, True), (old, False), (new, False)):
+            with pytest.raises(TrustError, match="is not signed by a key of the device"):
+                told(kind, document, retained=is_retained)
+
+
+def test_a_key_of_a_certificate_is_that_of_securesystemslib() -> None:
+    signer = CryptoSigner.generate_ecdsa()
+    parsed = serialization.load_pem_public_key(signer.public_key.keyval["public"].encode())
+    assert isinstance(parsed, ec.EllipticCurvePublicKey)
+    key, signed = _DeviceKey(parsed), sign_text("text", (signer,))
+    assert key.to_dict() == signer.public_key.to_dict()
+    assert key.keyid == signer.public_key.keyid
+    keys = {key.keyid: key}
+    assert count_valid(signed, keys) == 1
+    (signature,) = signed.signatures
+    for sig in (
+        signature.sig[:-2] + "00",
+        "zz",
+        "",
+        sign_text("other", (signer,)).signatures[0].sig,
+    ):
+        false = msgspec.structs.replace(signature, sig=sig)
+        assert count_valid(msgspec.structs.replace(signed, signatures=(false,)), keys) == 0
+    with pytest.raises(ValueError, match="secp384r1 is not P-256"):
+        _DeviceKey(ec.generate_private_key(ec.SECP384R1()).public_key())
 
 
 def test_the_server_believes_only_what_an_enrolled_device_has_signed(

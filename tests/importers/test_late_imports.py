@@ -11,7 +11,7 @@ from model_fixtures import small_convnet
 
 FORMULA = """
 import sys
-from toolkit.cli.late_imports import import_late
+from toolkit.late_imports import import_late
 {first}
 import_late()
 import onnx_ir as ir
@@ -26,7 +26,7 @@ print(before, size, size.evaluate({{"N": 3}}), ir.SymbolicDim(sympy.Symbol("M"))
 
 FOLDING = """
 import sys
-from toolkit.cli.late_imports import import_late
+from toolkit.late_imports import import_late
 import_late()
 import onnx_ir as ir
 from onnxscript import optimizer

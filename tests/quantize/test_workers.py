@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from toolkit.workers import (
     _Dask,
     _Function,
     open_workers,
+    tasks_here,
     versions,
 )
 
@@ -51,6 +53,31 @@ def test_dask_runs_a_task_that_is_given_out_twice(monkeypatch: pytest.MonkeyPatc
         first, second = (workers._submit(count_run, (), versions(())) for _ in range(2))
         assert first.result(30) == second.result(30)
     assert len(RUNS) == 2
+
+
+def test_tasks_of_all_workers_of_a_host_share_its_cores() -> None:
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2,
+            processes=False,
+            threads_per_worker=2,
+            dashboard_address=None,
+            protocol="tcp://",
+        ) as cluster,
+        open_workers(cluster.scheduler_address) as workers,
+    ):
+        cluster.wait_for_workers(2, timeout=60)
+        by_host = workers.tasks_by_host()
+        assert by_host == {"tcp://127.0.0.1": 4}
+        assert dict(workers.run(say_tasks_here, {1: (by_host,)})) == {1: b"\4"}
+    assert tasks_here(by_host) == 1  # in no worker of Dask
+    with threads(2) as others:
+        assert others.tasks_by_host() == {}
+
+
+def say_tasks_here(by_host: dict[str, int]) -> bytes:
+    return bytes([tasks_here(by_host)])
 
 
 def test_what_came_before_the_scheduler_of_dask_went_away_counts() -> None:
@@ -189,6 +216,33 @@ def test_an_idle_worker_takes_over_from_most_that_stopped(monkeypatch: pytest.Mo
         took = time.monotonic() - begin
         over.set()
     assert took < 4
+
+
+def test_a_worker_without_work_repeats_the_last_task_of_a_slow_one_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.workers.MIN_LATE_S", 60.0)
+    tasks = {number: (str(tmp_path), number) for number in range(4)}
+    begin = time.monotonic()
+    with open_workers("2") as workers:
+        assert dict(workers.run(wait_in_the_first_run_of_the_last, tasks, alike=True)) == {
+            number: bytes([number]) for number in tasks
+        }
+        took = time.monotonic() - begin
+        (tmp_path / "over").touch()
+    assert took < 30
+
+
+def wait_in_the_first_run_of_the_last(folder: str, number: int) -> bytes:
+    """The first two tasks wait for each other, so that both workers give a result."""
+    runs = Path(folder, str(number))
+    is_first = not runs.exists()
+    runs.touch()
+    wait_for = {0: Path(folder, "1"), 1: Path(folder, "0"), 3: Path(folder, "over")}.get(number)
+    until = time.monotonic() + 40
+    while is_first and wait_for and not wait_for.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    return bytes([number])
 
 
 def test_a_late_copy_that_fails_does_not_end_a_run_with_its_result(

@@ -23,8 +23,8 @@ from device.start.packages import claim
 from device.start.stdout import drop_unwritten, reserve_stdout
 from toolkit.cli.crashes import survive_crashes
 from toolkit.cli.failures import asks_for_json, errors_as_json, failure_of
-from toolkit.cli.late_imports import import_late
 from toolkit.cli.log import add_log_options, log_options, start
+from toolkit.late_imports import import_late
 
 LOG = logging.getLogger("tandem")
 

@@ -87,6 +87,7 @@ class Control:
         self._sign = sign
         self._quiet: dict[int, tuple[v.RolloutState, float]] = {}
         self.servers: tuple[str, ...] = ()
+        self._known_owners: tuple[tuple[str, ...], dict[str, bool]] = ((), {})
         self.is_reloaded = False
         with database.snapshot():
             self._load()
@@ -113,8 +114,7 @@ class Control:
 
         RolloutError: the store cannot be used, or another server has the lease.
         """
-        at_s = self._database.now_s()
-        if not changed and not reconnected and not silent and not self._is_due(at_s):
+        if not (changed or reconnected or silent or self._is_due(self._database.now_s())):
             return []
         with self.write():
             at_s = self._database.now_s()  # no earlier than what another server has kept
@@ -160,18 +160,27 @@ class Control:
         with self._database.write():
             servers = lease.check(self._database, self._holder)
             if servers != self.servers:
-                if self.servers:
-                    self.devices.save_beats()
+                before = self.devices if self.servers else None
+                if before is not None:
+                    before.save_beats()
                 self.servers = servers
                 self._load_devices()
+                if before is not None:
+                    self.devices.inherit(before)
             yield
             leased_s = time.monotonic()
             lease.renew(self._database, self._holder)
         self.leased_s = leased_s
 
     def owns(self, device: str) -> bool:
-        """Whether a device is this server's."""
-        return self.owned(device, self.servers)
+        """Whether a device is this server's; asked often, and by several threads."""
+        servers, known = self._known_owners
+        if servers is not self.servers:
+            servers, known = self._known_owners = (self.servers, {})
+        is_own = known.get(device)
+        if is_own is None:
+            is_own = known[device] = self.owned(device, servers)
+        return is_own
 
     def owned(self, device: str, servers: Sequence[str]) -> bool:
         """Whether a device is this server's where some servers share them."""

@@ -124,10 +124,17 @@ def _run_part(connection: Connection, sql: str, rows: Rows) -> None:
         _run_part(connection, sql, rows[:middle])
         _run_part(connection, sql, rows[middle:])
         return
-    # JSON says null for NaN and infinity; texts hold the word, too, but after a colon.
-    if b"\\u0000" in values or b"[null" in values or b",null" in values:
+    if b"\\u0000" in values or (b"null" in values and not _are_finite(rows)):
         values = msgspec.json.encode([[_in_json(value) for value in row] for row in rows])
     connection.execute(statement_of_rows(sql, rows), (values.decode(),))
+
+
+def _are_finite(rows: Rows) -> bool:
+    """Whether no row has NaN or infinity, for which JSON says null as for None."""
+    columns = (set(column) for column in zip(*rows, strict=True))
+    return all(
+        math.isfinite(value) for column in columns for value in column if isinstance(value, float)
+    )
 
 
 def _in_json(value: object) -> object:

@@ -3,8 +3,11 @@
 import os
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-from securesystemslib.signer import Key, SSlibKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
+from securesystemslib.signer import Key, Signature, SSlibKey
 
 from device.errors import TrustError
 from device.protocol.documents import Reported
@@ -12,18 +15,31 @@ from device.protocol.signed import Told, open_told
 from toolkit.errors import FleetError
 from toolkit.fleet.authority import read_certificate, read_revoked
 
+_SIGNED_WITH = ec.ECDSA(SHA256())
 DEVICES = "devices"  # of the CA's folder: a folder of certificates for each device
 
 
-class _ParsedKey(SSlibKey):
-    """A device's key, parsed once: securesystemslib parses its PEM for each signature."""
+class _DeviceKey(SSlibKey):
+    """A device's key, on P-256, parsed once: securesystemslib parses its PEM for each signature."""
 
-    def __init__(self, key: SSlibKey, parsed: PublicKeyTypes) -> None:
+    def __init__(self, parsed: ec.EllipticCurvePublicKey) -> None:
+        """Raises ValueError: it is on another curve."""
+        if not isinstance(parsed.curve, ec.SECP256R1):
+            raise ValueError(f"the curve {parsed.curve.name} is not P-256")
+        key = SSlibKey.from_crypto(parsed)
         super().__init__(key.keyid, key.keytype, key.scheme, key.keyval)
         self._parsed = parsed
 
-    def _crypto_key(self) -> PublicKeyTypes:
-        return self._parsed
+    def verify_signature(self, signature: Signature, data: bytes) -> None:
+        """As securesystemslib does for such a key, without its search for the kind of the key."""
+        if signature.keyid != self.keyid:
+            raise VerificationError(f"a signature of {signature.keyid}, not of {self.keyid}")
+        try:
+            self._parsed.verify(bytes.fromhex(signature.signature), data, _SIGNED_WITH)
+        except ValueError as error:
+            raise VerificationError(f"the signature of {self.keyid} is not in hex") from error
+        except InvalidSignature as error:
+            raise UnverifiedSignatureError(f"not signed by {self.keyid}") from error
 
 
 class ReportKeys:
@@ -40,7 +56,7 @@ class ReportKeys:
 
     def knows(self, device: str) -> bool:
         """Whether a device was enrolled, so that it signs what it says."""
-        return (self._folder / DEVICES / device).is_dir()
+        return os.path.isdir(f"{self._folder}/{DEVICES}/{device}")
 
     def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
         """Return what a device says; of one that was enrolled only what it has signed.
@@ -81,7 +97,9 @@ class ReportKeys:
                 continue
             try:
                 parsed = read_certificate(folder / name).public_key()
-                key = _ParsedKey(SSlibKey.from_crypto(parsed), parsed)
+                if not isinstance(parsed, ec.EllipticCurvePublicKey):
+                    continue
+                key = _DeviceKey(parsed)
             except (FleetError, ValueError):  # not one of ours
                 continue
             keys[key.keyid] = key

@@ -42,7 +42,7 @@ from toolkit.quantize.observe import THREADS, ActivationRunner, opencv_counts, u
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.split import Head
 from toolkit.quantize.trials.metrics import int8_macs
-from toolkit.workers import RefusedError, Workers
+from toolkit.workers import RefusedError, Workers, tasks_here
 
 MAGIC = b"TNDMSHD\n"
 WORK = 8e10  # multiplications of a shard at least: a second of one core, about
@@ -82,6 +82,7 @@ class _Job(msgspec.Struct, frozen=True):
     first: tuple[int, str]
     shards: Sha256
     threads: int
+    tasks_by_host: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,9 @@ def shards_of_workers(
         yield decode_shard(content, "a shard of the cache")
         done += stop - start
         on_progress(done, total)
-    if missing and not write_entry("graphs", sharded.graph_sha256, sharded.graph):
+    if not missing:
+        return
+    if not write_entry("graphs", sharded.graph_sha256, sharded.graph):
         raise CalibrationError(
             f"{cache_folder()} cannot be written, where workers read the model: set TANDEM_CACHE "
             "to a folder that they see, too"
@@ -213,6 +216,7 @@ def shards_of_workers(
         first=(sharded.head.stop, sharded.first),
         shards=key_of(*keys.values()),
         threads=workers.threads,
+        tasks_by_host=workers.tasks_by_host(),
     )
     text = msgspec.json.encode(job).decode()
     tasks = {place: (text, key, *place) for place, key in missing.items()}
@@ -333,7 +337,7 @@ def _opened(text: str) -> _Work:
             "all workers see"
         )
     graph = ir.from_proto(onnx.ModelProto.FromString(content))
-    cores = job.threads or usable_cores()
+    cores = job.threads or max(1, usable_cores() // tasks_here(job.tasks_by_host))
     threads = min(THREADS, cores)
     try:
         inputs = input_specs(graph)

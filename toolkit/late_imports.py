@@ -1,4 +1,4 @@
-"""What libraries import for rare cases is imported by a command at its first use, not with them.
+"""What libraries import for rare cases is imported by a process at its first use, not with them.
 
 onnx_ir imports sympy for arithmetic with symbolic sizes, onnxscript the reference implementation of
 ONNX's operators for constants of few of them. Most models never ask for either. sympy takes longer
@@ -70,4 +70,5 @@ class _LateFinder:
 
 def import_late() -> None:
     """Let this process import LATE's modules when they are used, unless the package is loaded."""
-    sys.meta_path.insert(0, _LateFinder)
+    if _LateFinder not in sys.meta_path:
+        sys.meta_path.insert(0, _LateFinder)
