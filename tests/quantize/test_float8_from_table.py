@@ -110,7 +110,9 @@ def test_the_engine_computes_what_ml_dtypes_makes_of_operands_by_the_table(
     feeds = case.feeds(rng)
     amax = observed(graph(case), feeds)
     result = build(case, tmp_path, table=table_of(amax))
-    assert result.manifest.provenance.precision == "fp16"
+    assert result.manifest.provenance.precision == "fp16"  # as engines have been written
+    assert result.report.startswith("plan for agx-thor, fp8, ")
+    assert output_of("inspect", str(tmp_path / "e")).startswith("engine for agx-thor, fp8, ")
     (note,) = [text for text in result.notes if text.startswith("FP8")]
     assert "2 of 2 products" in note
     assert "not measured: a table has no samples" in note

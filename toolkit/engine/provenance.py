@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
 import msgspec
+import onnx_ir as ir
 from msgspec import UNSET, UnsetType
 
 from calibration.budget import BudgetResult
 from calibration.table import CalibrationTable, fingerprint
+from device.engine.arithmetic import FLOAT8_STEP
 from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Measurement, Provenance
 from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.segments import BuiltSegments
@@ -28,6 +30,7 @@ from toolkit.quantize.loss.metrics import (
     SQNR,
     OutputLoss,
 )
+from toolkit.quantize.qdq.nodes import is_dequantize, is_quantize
 
 LICENCE_KEYS = frozenset({"license", "licence"})  # of a model's metadata
 CLASS_KEYS = ("names", "character")  # what Ultralytics' and PaddleOCR's exports call them
@@ -63,7 +66,11 @@ def provenance_of(front: Frontend, built: BuiltSegments) -> Provenance:
         model=front.imported.name,
         model_sha256=front.imported.sha256,
         precision=built.plan.precision,
-        passes=(*(step.name for step in front.passes if step.changes), *_adjusting(table)),
+        passes=(
+            *(step.name for step in front.passes if step.changes),
+            *_adjusting(table),
+            *((FLOAT8_STEP,) if _has_float8(front.prepared.model) else ()),
+        ),
         versions=_versions(
             front.target,
             kernels=bool(built.gpu.segments),
@@ -72,6 +79,16 @@ def provenance_of(front: Frontend, built: BuiltSegments) -> Provenance:
         calibration=info,
         licence=_licence(front.imported.model.metadata_props),
         metadata=_class_names(front.imported.model.metadata_props),
+    )
+
+
+def _has_float8(model: ir.Model) -> bool:
+    """Whether activations are rounded to FP8 for products, by the build or the model's own Q/DQ."""
+    return any(
+        is_quantize(node)
+        and node.outputs[0].dtype == ir.DataType.FLOAT8E4M3FN
+        and any(is_dequantize(use.node) for use in node.outputs[0].uses())
+        for node in model.graph
     )
 
 

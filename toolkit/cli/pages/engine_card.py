@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from device.engine.arithmetic import arithmetic_of
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
 from device.engine.manifest import UNCALIBRATED, Manifest, Precision
@@ -130,7 +131,7 @@ def card(engine: EngineFacts, notes: Sequence[str] = ()) -> Html:
     values = {
         "model": f"{source.model}, sha256 {source.model_sha256[:12]}",
         "profile": manifest.profile + (f" ({engine.profile.title})" if engine.profile else ""),
-        "precision": precision_text(engine.nodes, source.precision),
+        "precision": precision_text(engine.nodes, manifest),
         "file": f"{engine.size_bytes / 1e6:.2f} MB, sha256 {engine.sha256[:12]}",
         "INT8 ranges": "none"
         if calibration is None
@@ -341,11 +342,12 @@ def segment_times(manifest: Manifest) -> dict[str, float]:
     return times
 
 
-def precision_text(nodes: Sequence[EngineNode], stated: Precision) -> str:
-    """Return the precision of the engine, and of how many layers each."""
+def precision_text(nodes: Sequence[EngineNode], manifest: Manifest) -> str:
+    """Return what the engine computes in, and the precision of how many layers each."""
     counts = Counter(node.precision for node in nodes)
     rows = ", ".join(f"{count} layers {_RATES[name]}" for name, count in counts.most_common())
-    return f"{_RATES[stated]} ({rows})"
+    name, *more = arithmetic_of(manifest).split(" ", 1)
+    return f"{' '.join((name.upper(), *more))} ({rows})"
 
 
 def kernel_text(node: EngineNode) -> str:
