@@ -115,6 +115,7 @@ def test_the_engine_computes_what_ml_dtypes_makes_of_operands_by_the_table(
     assert output_of("inspect", str(tmp_path / "e")).startswith("engine for agx-thor, fp8, ")
     (note,) = [text for text in result.notes if text.startswith("FP8")]
     assert "2 of 2 products" in note
+    assert any("measured on another model file" in text for text in result.notes)
     assert "not measured: a table has no samples" in note
     rounded = {**case.weights, **{name: real_weight(case.weights[name]) for name in "wg"}}
     relu = Case(case.nodes[:4], case.inputs, rounded, outputs=("m",))

@@ -47,6 +47,7 @@ from toolkit.quantize.ranges.measure import (
 from toolkit.quantize.ranges.steps import refuse_unknown, samples_of
 from toolkit.quantize.ranges.table_file import (
     fit_table,
+    foreign_notes,
     has_qdq,
     plain_notes,
     refuse_lossy,
@@ -119,7 +120,8 @@ def _with_float8(front: Frontend) -> Frontend:
         if not options.accept_loss:
             refuse_lossy(fitted.table, name)
         kept = dict.fromkeys(fitted.table.keep_float, "the calibration table keeps it so")
-        front = replace(_rewritten(front), notes=fitted.notes)
+        notes = (*fitted.notes, *foreign_notes(options.table, sha256))
+        front = replace(_rewritten(front), notes=notes)
         front = replace(front, prepared=fitted.prepared)
         graph, amax = front.prepared.model, fitted.table.tensors
         float8 = float8_by_table(graph, amax, _slow(front) | kept)
