@@ -132,7 +132,8 @@ def _spread(
         return part.reshape(())
     along = axis % len(shape)
     if block and part.ndim == len(shape):
-        part = np.repeat(part, block, along)[(*[slice(None)] * along, slice(shape[along]))]
+        within = (*(slice(None),) * along, slice(shape[along]))
+        part = np.repeat(part, block, along)[within]
     elif part.ndim == 1:
         part = part.reshape([-1 if at == along else 1 for at in range(len(shape))])
     fits = part.ndim == len(shape) and all(
