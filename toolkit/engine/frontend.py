@@ -107,7 +107,7 @@ def _with_int4(front: Frontend, block: int, data: Source) -> Frontend:
     if not accept_loss:
         int4.check(front.imported.name, block)
     prepared = replace(front.prepared, model=int4.model)
-    return replace(front, prepared=prepared, notes=(*front.notes, *int4.notes))
+    return replace(front, prepared=prepared, int4=int4, notes=(*front.notes, *int4.notes))
 
 
 def _with_float8(front: Frontend) -> Frontend:

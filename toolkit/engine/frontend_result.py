@@ -21,6 +21,7 @@ from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepared import Prepared
 from toolkit.progress import Progress
 from toolkit.quantize.float8.model import Float8Model
+from toolkit.quantize.int4.model import Int4Model
 from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.measure import Ranges
 
@@ -40,7 +41,7 @@ class Frontend:
     in floating point unasked, and why; `off_dla`: those of them that the DLA's ranges would harm.
     `no_gain`: nodes on the GPU for which INT8 saves no time, and why, once they are known to run
     there. `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32. `float8`:
-    which products are FP8, None where none is asked for.
+    which products are FP8, and `int4` which have INT4 weights; None where none is asked for.
     """
 
     options: BuildOptions
@@ -61,6 +62,7 @@ class Frontend:
     wide: Mapping[str, BeyondHalf] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
     float8: Float8Model | None = None
+    int4: Int4Model | None = None
 
     @property
     def kept_for_targets(self) -> frozenset[str]:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from toolkit.engine.kept_cost import LayerGain
 
 _RATES: Mapping[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "int8": "INT8"}
+_MEASURED_ERROR = (
+    "The error is that at the outputs with one node in INT8; it is measured where an output misses "
+    "its target."
+)
+_RESULT_ERROR = "The error is that of the node's own results, where data were given (norm)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +102,10 @@ def engine_page(
 
 
 def _gains(gains: Sequence["LayerGain"]) -> list[Html]:
-    """Return what INT8 gains and loses at each node that could be INT8."""
+    """Return what low precision gains and loses at each node that could have it."""
     if not gains:
         return []
+    form = gains[0].form  # of all: a build has one
     rows = [
         (
             row.node,
@@ -107,20 +113,24 @@ def _gains(gains: Sequence["LayerGain"]) -> list[Html]:
             us(row.int8_us),
             us(row.half_us),
             us(row.half_us - row.int8_us),
-            Number(row.error_share, "" if row.error_share is None else f"{row.error_share:.1%}"),
-            row.kept or "INT8",
+            _error(row),
+            row.kept or form,
         )
         for row in gains
     ]
     saved_us = sum(row.half_us - row.int8_us for row in gains if not row.kept)
     lead = (
-        f"INT8 saves {saved_us:.0f} us a frame against FP16 at the nodes that are INT8, "
-        "predicted where no board has measured both, without crossings between processors. The "
-        "error is that at the outputs with one node in INT8; it is measured where an output misses "
-        "its target."
+        f"{form} saves {saved_us:.0f} us a frame against FP16 at the nodes that have it, "
+        "predicted where no board has measured both, without crossings between processors. "
+        f"{_MEASURED_ERROR if form == 'INT8' else _RESULT_ERROR}"
     )
-    heads = ("node", "runs on", "INT8 us", "FP16 us", "saved us", "error", "computes in")
-    return [heading("What INT8 gains and loses"), paragraph(lead), table("By node", heads, rows)]
+    heads = ("node", "runs on", f"{form} us", "FP16 us", "saved us", "error", "computes in")
+    return [heading(f"What {form} gains and loses"), paragraph(lead), table("By node", heads, rows)]
+
+
+def _error(row: "LayerGain") -> Number:
+    error = row.error_share if row.error is None else row.error
+    return Number(error, "" if error is None else f"{error:.1%}")
 
 
 def card(engine: EngineFacts, notes: Sequence[str] = ()) -> Html:
