@@ -40,8 +40,6 @@ ITEM_BYTES: dict[str, int] = {
 
 Processor = Literal["cpu", "gpu", "dla0", "dla1"]
 Precision = Literal["fp32", "fp16", "int8"]
-STORE_BFLOAT16 = "store-bfloat16"
-"""The step in `Provenance.passes` of an FP16 engine whose GPU kernels store BF16."""
 Dim = Union[int, str, None]  # noqa: UP007  (msgspec reads it at run time on Python 3.10)
 
 
@@ -185,11 +183,6 @@ class Provenance(_Value, frozen=True, kw_only=True):
     licence: str | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
     measured: tuple[Measurement, ...] | UnsetType = UNSET
-
-    @property
-    def stored(self) -> str:
-        """The precision in which kernels store floats: "bf16" is no precision of the file."""
-        return "bf16" if STORE_BFLOAT16 in self.passes else self.precision
 
 
 class Manifest(_Value, frozen=True, kw_only=True):

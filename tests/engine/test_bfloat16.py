@@ -16,6 +16,7 @@ from gpu_graphs import Case, node, normal
 from onnx import TensorProto, helper, numpy_helper
 
 from calibration.table import CalibrationTable
+from device.engine.arithmetic import arithmetic_of
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError
@@ -86,7 +87,7 @@ def test_a_model_in_bf16_is_computed_in_fp32_on_a_cpu(
 ) -> None:
     result = build(in_bfloat16(case.model(), ports=ports), tmp_path)
     provenance = result.manifest.provenance
-    assert (provenance.precision, provenance.stored) == ("fp16", "bf16")
+    assert (provenance.precision, arithmetic_of(result.manifest)) == ("fp16", "bf16")
     assert {tensor.dtype for tensor in result.manifest.tensors} == {"float32"}
     assert result.report.startswith("plan for orin-nx-16gb, bf16, ")
     for words in ("read as FP32", "kernels store BF16", "loses is not measured", "BF16 is for the"):
@@ -129,7 +130,7 @@ def test_what_a_model_in_bf16_becomes_else(
     profile: str, options: dict[str, Any], precision: str, words: str, case: Case, tmp_path: Path
 ) -> None:
     result = build(in_bfloat16(case.model(), ports=False), tmp_path, profile, **options)
-    assert result.manifest.provenance.stored == precision
+    assert arithmetic_of(result.manifest) == precision
     assert any(words in note for note in result.notes), result.notes
 
 

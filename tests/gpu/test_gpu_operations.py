@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from cli_fixtures import output_of
 from click.testing import CliRunner
 from gpu_graphs import Case, node, normal
 from ml_dtypes import uint4
@@ -74,6 +75,8 @@ def test_int4_weights_count_half_a_byte(tmp_path: Path, rng: np.random.Generator
     (row,) = [row for row in rows_of(tmp_path / "e") if row.work.operations]
     assert row.kernels == ("int4_gemm",)
     assert row.work.moved_bytes == 128 * 96 // 2 + 2 * (128 + 96)
+    text = output_of("inspect", str(tmp_path / "e"))
+    assert text.startswith("engine for orin-nano-8gb, fp16 with INT4 weights, ")
 
 
 def test_work_is_that_of_the_fused_nodes(engine: Path) -> None:

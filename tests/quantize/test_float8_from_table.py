@@ -18,8 +18,10 @@ from onnx import numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 
 from calibration.table import Adjustments, CalibrationTable, read_table, write_table
+from device.engine.file import open_engine
 from device.profile import load_profile
 from device.runtime.session import open_session
+from toolkit.cli.pages.engine_card import engine_facts, engine_page
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.graph.node_view import views
@@ -110,9 +112,12 @@ def test_the_engine_computes_what_ml_dtypes_makes_of_operands_by_the_table(
     feeds = case.feeds(rng)
     amax = observed(graph(case), feeds)
     result = build(case, tmp_path, table=table_of(amax))
-    assert result.manifest.provenance.precision == "fp16"
+    assert result.manifest.provenance.precision == "fp16"  # as engines have been written
+    assert result.report.startswith("plan for agx-thor, fp8, ")
+    assert output_of("inspect", str(tmp_path / "e")).startswith("engine for agx-thor, fp8, ")
     (note,) = [text for text in result.notes if text.startswith("FP8")]
     assert "2 of 2 products" in note
+    assert any("measured on another model file" in text for text in result.notes)
     assert "not measured: a table has no samples" in note
     rounded = {**case.weights, **{name: real_weight(case.weights[name]) for name in "wg"}}
     relu = Case(case.nodes[:4], case.inputs, rounded, outputs=("m",))
@@ -253,10 +258,20 @@ def test_a_result_beyond_fp16_is_no_product_of_fp8(rng: np.random.Generator) -> 
 
 def test_what_gains_no_time_stays_in_fp16_with_its_times(case: Case, tmp_path: Path) -> None:
     amax = dict.fromkeys(("x", "c", "r", "e", "m", "f", "column", "row", "y"), 4.0)
-    notes = build(case, tmp_path, table=table_of(amax)).notes
+    result = build(case, tmp_path, table=table_of(amax))
+    notes = result.notes
     assert any(text.startswith("FP8 (E4M3): 1 of 2 products") for text in notes)
     (gemm,) = [text for text in notes if text.startswith("Gemm:f stays FP16: FP8 saves")]
     assert "us to convert, FP16" in gemm
+    gains = {row.node: row for row in result.gains}
+    assert [row.form for row in gains.values()] == ["FP8", "FP8"]
+    assert gains["Conv:c"].kept == ""
+    assert gains["Conv:c"].int8_us < gains["Conv:c"].half_us
+    assert gains["Gemm:f"].kept in gemm
+    with open_engine(tmp_path / "e") as engine:
+        page = engine_page(engine_facts(engine), gains=result.gains)
+    assert "What FP8 gains and loses" in page
+    assert "FP8 us" in page
 
 
 def test_large_products_gain_by_the_cost_model(rng: np.random.Generator) -> None:

@@ -13,7 +13,9 @@ import pytest
 from cli_fixtures import invoke
 from onnx import helper, numpy_helper
 
+from device.engine.file import open_engine
 from device.runtime.session import open_session
+from toolkit.cli.pages.engine_card import engine_facts, engine_page
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.block_weights import BlockTensor, BlockWeight
@@ -234,6 +236,24 @@ def _hard(weight: np.ndarray, samples: list[dict[str, np.ndarray]]) -> np.ndarra
     hard: np.ndarray = weight.copy()
     hard[::128] = 1e9
     return hard
+
+
+def test_a_build_says_what_each_product_gains_and_loses(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    weights = _weights(rng, SIZE, 8192)  # small ones take no time that is seen
+    onnx.save(_product(weights, 8192), tmp_path / "m.onnx")
+    options = BuildOptions(int4_weights=128, data=_samples(rng), kernels=False)
+    result = build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "e", options)
+    (gain,) = result.gains
+    assert (gain.node, gain.form, gain.kept) == ("product", "INT4", "")
+    assert gain.int8_us < gain.half_us
+    assert gain.error is not None
+    assert 0.0 < gain.error < 0.3
+    with open_engine(tmp_path / "e") as engine:
+        page = engine_page(engine_facts(engine), gains=result.gains)
+    assert "What INT4 gains and loses" in page
+    assert f"{gain.error:.1%}" in page
 
 
 def test_a_loss_beyond_the_limit_is_refused_but_on_purpose(

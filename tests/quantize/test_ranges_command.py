@@ -128,9 +128,11 @@ def test_a_table_of_another_file_is_said(tmp_path: Path, model: Path) -> None:
     write_table(second, measured(amax))
     write_cache(cache, cache_of(amax, "8502"))  # which says nothing of its model
     message = "the calibration table was measured on another model file"
-    assert message in result_of(second, "--model", model)["notes"]
-    assert message not in result_of(own, "--model", model)["notes"]
-    assert message not in result_of(cache, "--model", model)["notes"]
+    notes_of = {
+        path: " ".join(result_of(path, "--model", model)["notes"]) for path in (own, second, cache)
+    }
+    assert [message in text for text in notes_of.values()] == [False, True, False]
+    assert f"this file has {sha256[:12]}" in notes_of[second]
 
 
 def test_a_qdq_model_becomes_cache_plain_model_and_layers(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from device.engine.arithmetic import arithmetic_of
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import IMPORTED, UNCALIBRATED, DimRange, Manifest
 from device.engine.preprocessing import preprocessing_line
@@ -12,7 +13,7 @@ def manifest_text(manifest: Manifest) -> str:
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     source = manifest.provenance
     lines = [
-        f"engine for {manifest.profile}, {source.stored}, from {source.model} "
+        f"engine for {manifest.profile}, {arithmetic_of(manifest)}, from {source.model} "
         f"(sha256 {source.model_sha256[:12]})",
         "made with " + ", ".join(f"{name} {v}" for name, v in source.versions.items()),
     ]

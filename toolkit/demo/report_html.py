@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from device.engine.arithmetic import arithmetic_of
 from pipelines.vision import cv2
 from toolkit.demo.steps import DemoResult, Deployment
 from toolkit.html.charts import Bar, strip
@@ -36,7 +37,9 @@ def report_html(result: DemoResult) -> str:
             "muted",
         ),
         bullets(result.segments),
-        preformatted(render_plan(result.build.plan)),
+        preformatted(
+            render_plan(result.build.plan, arithmetic=arithmetic_of(result.build.manifest))
+        ),
         heading("Accuracy"),
         _accuracy(result),
         heading("Latency on this machine"),

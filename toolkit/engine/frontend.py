@@ -50,6 +50,7 @@ from toolkit.quantize.ranges.measure import (
 from toolkit.quantize.ranges.steps import refuse_unknown, samples_of
 from toolkit.quantize.ranges.table_file import (
     fit_table,
+    foreign_notes,
     has_qdq,
     plain_notes,
     refuse_lossy,
@@ -112,7 +113,7 @@ def _with_int4(front: Frontend, block: int, data: Source) -> Frontend:
     if not accept_loss:
         int4.check(front.imported.name, block)
     prepared = replace(front.prepared, model=int4.model)
-    return replace(front, prepared=prepared, notes=(*front.notes, *int4.notes))
+    return replace(front, prepared=prepared, int4=int4, notes=(*front.notes, *int4.notes))
 
 
 def _with_float8(front: Frontend) -> Frontend:
@@ -125,7 +126,8 @@ def _with_float8(front: Frontend) -> Frontend:
         if not options.accept_loss:
             refuse_lossy(fitted.table, name)
         kept = dict.fromkeys(fitted.table.keep_float, "the calibration table keeps it so")
-        front = replace(_rewritten(front), notes=fitted.notes)
+        notes = (*fitted.notes, *foreign_notes(options.table, sha256))
+        front = replace(_rewritten(front), notes=notes)
         front = replace(front, prepared=fitted.prepared)
         graph, amax = front.prepared.model, fitted.table.tensors
         float8 = float8_by_table(graph, amax, _slow(front) | kept)

@@ -22,6 +22,7 @@ from toolkit.partition.planning.options import PlanOptions
 from toolkit.partition.prepared import Prepared
 from toolkit.progress import Progress
 from toolkit.quantize.float8.model import Float8Model
+from toolkit.quantize.int4.model import Int4Model
 from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.measure import Ranges
 
@@ -41,7 +42,8 @@ class Frontend:
     in floating point unasked, and why; `off_dla`: those of them that the DLA's ranges would harm.
     `no_gain`: nodes on the GPU for which INT8 saves no time, and why, once they are known to run
     there. `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32. `float8`:
-    which products are FP8, None where none is asked for. `bfloat16`: kernels store floats as BF16.
+    which products are FP8, and `int4` which have INT4 weights; None where none is asked for.
+    `bfloat16`: kernels store floats as BF16.
     """
 
     options: BuildOptions
@@ -62,6 +64,7 @@ class Frontend:
     wide: Mapping[str, BeyondHalf] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
     float8: Float8Model | None = None
+    int4: Int4Model | None = None
     bfloat16: bool = False
 
     @property

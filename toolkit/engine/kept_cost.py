@@ -1,7 +1,7 @@
-"""What INT8 gains in time, and what the nodes cost that a build keeps in floating point."""
+"""What low precision gains in time, and what the nodes cost that stay in floating point."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -14,16 +14,24 @@ from toolkit.partition.best_precision import GpuNodes, gpu_costs, int8_on_gpu
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan
+from toolkit.quantize.float8.model import Float8Model
+from toolkit.quantize.float8.products import float8_products
+from toolkit.quantize.int4.model import Int4Model
 from toolkit.quantize.quantize import int8_nodes
+
+INT8, FLOAT8, INT4 = "INT8", "FP8", "INT4"
+FloatedModel = Float8Model | Int4Model
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGain:
-    """A node that could be INT8: its times in us, and what it does.
+    """A node that could be INT8, or of another `form`: its times in us, and what it does.
 
-    `processor`: where it runs. Times are predicted unless boards have measured both. `error_share`:
-    of the error of all nodes at the outputs, each alone in INT8, None where that was not measured.
-    `kept`: why it stays in floating point, "" in INT8.
+    `processor`: where it runs. Times are predicted unless boards have measured both. `int8_us`: in
+    the form. `error_share`: of the error of all nodes at the outputs, each alone in INT8, None
+    where that was not measured. `kept`: why it stays in floating point, "" if it does not.
+    `error`: of FP8 and INT4 weights, the relative norm of the difference of its results; None: not
+    measured.
     """
 
     node: str
@@ -32,14 +40,19 @@ class LayerGain:
     half_us: float
     error_share: float | None
     kept: str
+    form: str = INT8
+    error: float | None = None
 
 
 def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
-    """Return what INT8 gains and loses at each node; what crosses processors is in the plan.
+    """Return what low precision gains and loses at each node that could have it.
 
-    Nothing without ranges or without a GPU, whose FP16 INT8 is compared with.
+    What crosses processors is in the plan. Nothing without a GPU, with whose FP16 it is compared,
+    and of INT8 nothing without ranges.
     """
     profile = front.target.profile
+    if profile.gpu is not None and (front.float8 is not None or front.int4 is not None):
+        return (*_float8_gains(front, plan), *_int4_gains(front, plan))
     if front.table is None or profile.gpu is None:
         return ()
     graph = front.prepared.model
@@ -68,6 +81,47 @@ def layer_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
         )
         gains.append(LayerGain(name, processor, int8_us, half_us, share, reasons.get(name, "")))
     return tuple(gains)
+
+
+def _float8_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
+    if front.float8 is None:
+        return ()
+    # FP8 has the rates and sizes of INT8.
+    costs = gpu_costs(front.graph, front.target.profile, plan.power_mode, ())
+    names = [str(node.name) for node in float8_products(front.graph)]
+    return _gains(FLOAT8, names, (costs.int8, costs.half), front.float8)
+
+
+def _int4_gains(front: Frontend, plan: Plan) -> tuple[LayerGain, ...]:
+    if front.int4 is None:
+        return ()
+    profile, graphs = front.target.profile, (front.prepared.model.graph, front.graph.graph)
+    # The DLA's rewrites may have replaced some.
+    names = front.int4.errors.keys() & {str(node.name) for node in graphs[1]}
+    packed, half = (
+        CostModel(views(graph), profile, precision="fp16", power_mode=plan.power_mode)
+        for graph in graphs
+    )
+    return _gains(INT4, sorted(names), (packed, half), front.int4)
+
+
+def _gains(
+    form: str, names: Sequence[str], costs: tuple[CostModel, CostModel], model: FloatedModel
+) -> tuple[LayerGain, ...]:
+    """Return the gains of products; `costs`: in the form, and in FP16."""
+    return tuple(
+        LayerGain(
+            node=name,
+            processor="gpu",
+            int8_us=costs[0].node(name, "gpu").time_us,
+            half_us=costs[1].node(name, "gpu").time_us,
+            error_share=None,
+            kept=model.floats.get(name, ""),
+            form=form,
+            error=model.errors.get(name),
+        )
+        for name in names
+    )
 
 
 def gain_notes(front: Frontend) -> tuple[str, ...]:

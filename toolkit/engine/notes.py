@@ -25,7 +25,7 @@ def model_notes(manifest: Manifest, front: Frontend) -> tuple[str, ...]:
     notes += [f"pass {step.name} left out: {step.failure}" for step in front.passes if step.failure]
     kernels = [any(isinstance(i, Cuda) for i in s.implementations) for s in manifest.segments]
     if manifest.provenance.precision == "fp16" and not all(kernels):
-        stored = manifest.provenance.stored.upper()
+        stored = "BF16" if front.bfloat16 else "FP16"
         notes.append(f"portable segments compute in FP32; {stored} is for the board")
     notes += _refused_forms(manifest)
     if table is not None:

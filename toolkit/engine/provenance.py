@@ -5,18 +5,13 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
 import msgspec
+import onnx_ir as ir
 from msgspec import UNSET, UnsetType
 
 from calibration.budget import BudgetResult
 from calibration.table import CalibrationTable, fingerprint
-from device.engine.manifest import (
-    DUMMY,
-    STORE_BFLOAT16,
-    CalibrationInfo,
-    Manifest,
-    Measurement,
-    Provenance,
-)
+from device.engine.arithmetic import BFLOAT16_STEP, FLOAT8_STEP
+from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Measurement, Provenance
 from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import Target
@@ -35,6 +30,7 @@ from toolkit.quantize.loss.metrics import (
     SQNR,
     OutputLoss,
 )
+from toolkit.quantize.qdq.nodes import is_dequantize, is_quantize
 
 LICENCE_KEYS = frozenset({"license", "licence"})  # of a model's metadata
 CLASS_KEYS = ("names", "character")  # what Ultralytics' and PaddleOCR's exports call them
@@ -73,7 +69,8 @@ def provenance_of(front: Frontend, built: BuiltSegments) -> Provenance:
         passes=(
             *(step.name for step in front.passes if step.changes),
             *_adjusting(table),
-            *((STORE_BFLOAT16,) if front.bfloat16 else ()),
+            *((BFLOAT16_STEP,) if front.bfloat16 else ()),
+            *((FLOAT8_STEP,) if _has_float8(front.prepared.model) else ()),
         ),
         versions=_versions(
             front.target,
@@ -83,6 +80,16 @@ def provenance_of(front: Frontend, built: BuiltSegments) -> Provenance:
         calibration=info,
         licence=_licence(front.imported.model.metadata_props),
         metadata=_class_names(front.imported.model.metadata_props),
+    )
+
+
+def _has_float8(model: ir.Model) -> bool:
+    """Whether activations are rounded to FP8 for products, by the build or the model's own Q/DQ."""
+    return any(
+        is_quantize(node)
+        and node.outputs[0].dtype == ir.DataType.FLOAT8E4M3FN
+        and any(is_dequantize(use.node) for use in node.outputs[0].uses())
+        for node in model.graph
     )
 
 

@@ -78,6 +78,8 @@ def _with_blocks(imported: ImportedModel, options: BuildOptions) -> ImportedMode
     notes = blocks.notes
     if blocks.weights:
         notes = (f"weights of 4 bits in blocks: {blocks.weights}, {_BLOCKS}", *notes)
+    if blocks.floats:
+        notes = (f"weights in NVFP4 or MXFP8: {blocks.floats}, which become floating point", *notes)
     return replace(imported, model=blocks.model, notes=imported.notes + notes)
 
 

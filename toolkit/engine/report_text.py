@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device.engine.arithmetic import arithmetic_of
 from device.engine.preprocessing import preprocessing_line
 from toolkit.gpu.report import memory_line, report_lines
 from toolkit.partition.planning.plan_text import render_plan
@@ -17,8 +18,7 @@ def build_text(result: "BuildResult", model: Path | None = None) -> str:
 
     `model`: the file that was built, for advice.
     """
-    precision = result.manifest.provenance.stored
-    lines = [render_plan(result.plan, precision=precision), ""]
+    lines = [render_plan(result.plan, arithmetic=arithmetic_of(result.manifest)), ""]
     lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
     lines += [
         f"rewritten {row.rewrite}: {row.node} ({row.verdict.rule}: {row.verdict.actual})"

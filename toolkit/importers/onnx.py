@@ -42,6 +42,7 @@ from toolkit.importers.refusals import (
     KNOWN_DOMAINS,
     check_tensors,
     check_valid,
+    refuse_block_activations,
     refuse_broken_names,
     refuse_bytes,
     refuse_references,
@@ -155,6 +156,7 @@ def open_model(
     plugged = [plugin.title for plugin in plugins]
     parsed, _ = _parse(data, path)
     del data  # as large as the weights
+    refuse_block_activations(parsed, path)
     origin = model_origin(parsed)
     proto, notes = at_known_opset(
         parsed, path, lambda proto: _written(_inlined(proto, path, plugged), path)

@@ -18,6 +18,8 @@ from toolkit.importers.limits import KNOWN_DTYPES, MAX_NAME, all_nodes, tensor_b
 from toolkit.importers.weights import TYPED_FIELDS, without_weights
 
 MAX_PACKED = 4  # elements in one number of a field: those of 2 bits
+_TENSORRT = "trt"
+_BLOCK_QUANTIZERS = {"TRT_FP4DynamicQuantize": "NVFP4", "TRT_MXFP8DynamicQuantize": "MXFP8"}
 _FOREIGN = "foreign"  # the domain of operators that ONNX does not have, for its checker
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -78,6 +80,18 @@ def refuse_references(proto: onnx.ModelProto, path: Path) -> None:
                     f"{printable(node.name)!r} ({printable(node.op_type)}) is one of a function, "
                     "and it is in none; export the model again."
                 )
+
+
+def refuse_block_activations(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse activations in formats that TensorRT alone computes, even where functions say how."""
+    for node in all_nodes(proto.graph.node):
+        name = _BLOCK_QUANTIZERS.get(node.op_type)
+        if node.domain == _TENSORRT and name is not None:
+            raise ImportModelError(
+                f"{path.name}: node {printable(node.name)!r} ({node.op_type}) rounds an activation "
+                f"to {name}, for which there are no kernels; give TensorRT this file, and Tandem "
+                "the plain model or one with such weights alone (ModelOpt: W4A16)."
+            )
 
 
 def check_tensors(proto: onnx.ModelProto, path: Path) -> None:

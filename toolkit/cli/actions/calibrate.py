@@ -24,7 +24,7 @@ from toolkit.engine.measure import CalibrateRequest, measure_model, measure_shar
 from toolkit.importers.onnx import source_path
 from toolkit.importers.source import ModelPath
 from toolkit.quantize.loss.judge import check
-from toolkit.quantize.qdq.export import FLOAT8_FORM, export_form
+from toolkit.quantize.qdq.export import FLOAT_FORMS, export_form
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 from toolkit.quantize.ranges.report_html import ranges_html
 from toolkit.quantize.ranges.report_text import assumed_lines, ranges_builtins, ranges_text
@@ -109,8 +109,8 @@ def _request(options: Calibrate, workers: Workers | None) -> tuple[CalibrateRequ
     if outputs.cache and outputs.adjusted_model is None:
         ranges, weight_notes = _keep_weights(ranges)
         notes += weight_notes
-    if outputs.qdq and outputs.qdq_for == FLOAT8_FORM:
-        ranges, float8_notes = _leave_out_corrections_of_int8(ranges)
+    if outputs.qdq and outputs.qdq_for in FLOAT_FORMS:
+        ranges, float8_notes = _leave_out_corrections_of_int8(ranges, outputs.qdq_for)
         notes += float8_notes
     request = CalibrateRequest(
         ModelPath(options.model, source.inputs_as_nchw),
@@ -150,8 +150,10 @@ def _keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
     return off, [note]
 
 
-def _leave_out_corrections_of_int8(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
-    """Switch off what makes up for errors that FP8 does not make; second, a note about it.
+def _leave_out_corrections_of_int8(
+    options: RangeOptions, form: str
+) -> tuple[RangeOptions, list[str]]:
+    """Switch off what makes up for errors that floats do not make; second, a note about it.
 
     Raises click.UsageError: the user switched one on.
     """
@@ -162,11 +164,14 @@ def _leave_out_corrections_of_int8(options: RangeOptions) -> tuple[RangeOptions,
     for option, switch in switches.items():
         if switch not in {None, "off"}:
             raise click.UsageError(
-                f"{option} {switch} makes up for errors of INT8, but --qdq-for {FLOAT8_FORM} "
-                "writes FP8: leave one of them out."
+                f"{option} {switch} makes up for errors of INT8, but --qdq-for {form} "
+                "writes floats: leave one of them out."
             )
     off = replace(options, round_weights="off", correct_biases="off")
-    return off, ["rounded weights and corrected biases, which are for INT8, were left out for FP8"]
+    name = form.removeprefix("tensorrt-").upper()
+    return off, [
+        f"rounded weights and corrected biases, which are for INT8, were left out for {name}"
+    ]
 
 
 def _write_files(ranges: Ranges, name: str, table: Path, options: Calibrate) -> tuple[Path, ...]:

@@ -9,7 +9,7 @@ from toolkit.cli.commands.explore import Explore
 from toolkit.cli.options.calibration import PreprocessOptions
 from toolkit.cli.pages.explore_page import explore_page
 from toolkit.cli.progress import progress_bar
-from toolkit.engine.explore import WITH_DATA, Explored, ExploreRequest, Point
+from toolkit.engine.explore import Explored, ExploreRequest, Point
 from toolkit.engine.explore import explore as measure
 from toolkit.html.page import write_page
 from toolkit.importers.source import ModelPath
@@ -41,11 +41,15 @@ def explore(options: Explore) -> None:
 
 
 def _command(row: Point, options: Explore) -> str:
-    """The build that makes a point."""
-    words = ["tandem", "build", str(options.model), "--profile", options.profile]
-    words += ("--jetpack", options.jetpack) if options.jetpack else ()
+    """The command that makes a point."""
+    if row.form.simulated is None:
+        words = ["tandem", "build", str(options.model), "--profile", options.profile]
+        words += ("--jetpack", options.jetpack) if options.jetpack else ()
+    else:  # the ranges are written, too, and what INT8 would lose by them does not matter
+        file = options.model.with_suffix(f".{row.form.simulated.name.lower()}.onnx")
+        words = ["tandem", "calibrate", str(options.model), "--qdq", str(file), "--accept-loss"]
     words += _source_words(options)
-    if row.form.precision in WITH_DATA:
+    if row.form.reads_data:
         words += ("--data", str(options.data))
         words += ("--samples", str(options.samples)) if options.samples else ()
         words += _preprocess_words(options.preprocess)
@@ -95,8 +99,8 @@ def _text(explored: Explored, commands: dict[str, str]) -> str:
 def _cells(row: Point) -> tuple[str, ...]:
     return (
         f"{'*' if row.best else ' '} {row.form.name}",
-        f"{row.frame_us:.0f}",
-        f"{row.energy_mj:.2f}",
+        "-" if row.frame_us is None else f"{row.frame_us:.0f}",
+        "-" if row.energy_mj is None else f"{row.energy_mj:.2f}",
         f"{row.weight_bytes / 2**20:.2f} MiB",
         f"{100 * row.on_dla:.0f} %",
         f"{100 * row.float_share:.1f} %",

@@ -30,7 +30,7 @@ from toolkit.importers.onnx import import_model
 from toolkit.quantize.corrections.adjust import adjusted_for
 from toolkit.quantize.float8.table import for_float8
 from toolkit.quantize.qdq.check import check_qdq
-from toolkit.quantize.qdq.export import FLOAT8_FORM, TARGETS, export_form
+from toolkit.quantize.qdq.export import FLOAT_FORMS, TARGETS, export_form
 from toolkit.quantize.ranges.table_file import (
     TABLE,
     FittedTable,
@@ -215,9 +215,9 @@ def _cache(ranges: RangesFile, version: str | None) -> TensorRTCache:
 
 
 def _for_qdq(file: RangesFile, on_model: RangesOnModel | None, options: Ranges) -> RangesOnModel:
-    """Return what a Q/DQ model is made of: for FP8 without what makes up for errors of INT8."""
+    """Return what a Q/DQ model is made of: for floats without what makes up for errors of INT8."""
     needed = _need_model(on_model, "--qdq")
-    if options.outputs.qdq_for != FLOAT8_FORM or not file.table.adjusted:
+    if options.outputs.qdq_for not in FLOAT_FORMS or not file.table.adjusted:
         return needed
     table = for_float8(file.table)
     _, plain = _on_model(replace(file, table=table), options.model, dict(options.shapes))

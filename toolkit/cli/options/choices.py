@@ -18,7 +18,10 @@ Executor = Literal["auto", "openvino"]
 
 AUTO = "auto"
 CALIBRATION_METHODS = ("minmax", "entropy", "percentile", "mse")
-QdqForm = Literal["tensorrt-gpu", "tensorrt-dla", "tensorrt-fp8", "onnxruntime"]
+QdqForm = Literal[
+    "tensorrt-gpu", "tensorrt-dla", "tensorrt-fp8", "tensorrt-mxfp8", "tensorrt-nvfp4",
+    "onnxruntime",
+]  # fmt: skip
 PREPROCESSINGS = (
     "yolo", "yolo-classify", "rtdetr", "imagenet", "timm", "timm-half", "clip", "segmentation",
     "unit", "raw",

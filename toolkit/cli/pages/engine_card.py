@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from device.engine.arithmetic import arithmetic_of
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
-from device.engine.manifest import UNCALIBRATED, Manifest, Precision, Provenance
+from device.engine.manifest import UNCALIBRATED, Manifest, Precision
 from device.errors import ProfileError
 from device.profile import Profile, load_profile
 from toolkit.cli.pages.engine_nodes import EngineNode, place_of, read_nodes
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from toolkit.engine.kept_cost import LayerGain
 
 _RATES: Mapping[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "int8": "INT8"}
+_MEASURED_ERROR = (
+    "The error is that at the outputs with one node in INT8; it is measured where an output misses "
+    "its target."
+)
+_RESULT_ERROR = "The error is that of the node's own results, where data were given (norm)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +102,10 @@ def engine_page(
 
 
 def _gains(gains: Sequence["LayerGain"]) -> list[Html]:
-    """Return what INT8 gains and loses at each node that could be INT8."""
+    """Return what low precision gains and loses at each node that could have it."""
     if not gains:
         return []
+    form = gains[0].form  # of all: a build has one
     rows = [
         (
             row.node,
@@ -106,20 +113,24 @@ def _gains(gains: Sequence["LayerGain"]) -> list[Html]:
             us(row.int8_us),
             us(row.half_us),
             us(row.half_us - row.int8_us),
-            Number(row.error_share, "" if row.error_share is None else f"{row.error_share:.1%}"),
-            row.kept or "INT8",
+            _error(row),
+            row.kept or form,
         )
         for row in gains
     ]
     saved_us = sum(row.half_us - row.int8_us for row in gains if not row.kept)
     lead = (
-        f"INT8 saves {saved_us:.0f} us a frame against FP16 at the nodes that are INT8, "
-        "predicted where no board has measured both, without crossings between processors. The "
-        "error is that at the outputs with one node in INT8; it is measured where an output misses "
-        "its target."
+        f"{form} saves {saved_us:.0f} us a frame against FP16 at the nodes that have it, "
+        "predicted where no board has measured both, without crossings between processors. "
+        f"{_MEASURED_ERROR if form == 'INT8' else _RESULT_ERROR}"
     )
-    heads = ("node", "runs on", "INT8 us", "FP16 us", "saved us", "error", "computes in")
-    return [heading("What INT8 gains and loses"), paragraph(lead), table("By node", heads, rows)]
+    heads = ("node", "runs on", f"{form} us", "FP16 us", "saved us", "error", "computes in")
+    return [heading(f"What {form} gains and loses"), paragraph(lead), table("By node", heads, rows)]
+
+
+def _error(row: "LayerGain") -> Number:
+    error = row.error_share if row.error is None else row.error
+    return Number(error, "" if error is None else f"{error:.1%}")
 
 
 def card(engine: EngineFacts, notes: Sequence[str] = ()) -> Html:
@@ -130,7 +141,7 @@ def card(engine: EngineFacts, notes: Sequence[str] = ()) -> Html:
     values = {
         "model": f"{source.model}, sha256 {source.model_sha256[:12]}",
         "profile": manifest.profile + (f" ({engine.profile.title})" if engine.profile else ""),
-        "precision": precision_text(engine.nodes, source),
+        "precision": precision_text(engine.nodes, manifest),
         "file": f"{engine.size_bytes / 1e6:.2f} MB, sha256 {engine.sha256[:12]}",
         "INT8 ranges": "none"
         if calibration is None
@@ -341,12 +352,13 @@ def segment_times(manifest: Manifest) -> dict[str, float]:
     return times
 
 
-def precision_text(nodes: Sequence[EngineNode], source: Provenance) -> str:
-    """Return the precision of the engine, and of how many layers each."""
-    names = {**_RATES, "fp16": "BF16"} if source.stored == "bf16" else _RATES
+def precision_text(nodes: Sequence[EngineNode], manifest: Manifest) -> str:
+    """Return what the engine computes in, and the precision of how many layers each."""
+    name, *more = arithmetic_of(manifest).split(" ", 1)
+    names = {**_RATES, "fp16": "BF16"} if name == "bf16" else _RATES
     counts = Counter(node.precision for node in nodes)
-    rows = ", ".join(f"{count} layers {names[name]}" for name, count in counts.most_common())
-    return f"{names[source.precision]} ({rows})"
+    rows = ", ".join(f"{count} layers {names[row]}" for row, count in counts.most_common())
+    return f"{' '.join((name.upper(), *more))} ({rows})"
 
 
 def kernel_text(node: EngineNode) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from device.engine.arithmetic import INT4_KERNELS
 from device.engine.cuda_manifest import Cuda, Launch
 from device.engine.cuda_sizes import evaluate
 from device.engine.file import Engine
@@ -27,7 +28,6 @@ from toolkit.gpu.schedule.occupancy import Limit, Occupancy, occupancy
 from toolkit.partition.costs.bytes import tensor_bytes
 
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # what matrix units compute
-INT4_KERNELS = frozenset({"int4_gemm", "int4_matrix_vector"})  # of weights of 4 bits
 _NARROW_FIRST: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 _L2_BYTES = {87: 4 << 20}  # NVIDIA Jetson AGX Orin Series Technical Brief (2022): 4 MB of the GPU
 

@@ -1,7 +1,7 @@
 """The page of `tandem explore`: the points of a model on a board, loss over time."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from toolkit.engine.explore import Explored, Point
 from toolkit.html.charts import Spot, scatter
@@ -19,7 +19,7 @@ MOST_SPENT = 2.0
 def explore_page(explored: Explored, commands: Mapping[str, str]) -> str:
     """Return the page; `commands`: how each point is built, by name."""
     parts = [
-        scatter("Loss over time", [_spot(row) for row in explored.points], "us a frame, predicted"),
+        scatter("Loss over time", _spots(explored.points), "us a frame, predicted"),
         paragraph(
             "Up: the share of its limit that the largest loss at the outputs spends; a build "
             "refuses INT8 above 1. The line joins the points that no other beats in all of time, "
@@ -37,18 +37,23 @@ def explore_page(explored: Explored, commands: Mapping[str, str]) -> str:
     )
 
 
-def _spot(row: Point) -> Spot:
-    spent = min(row.spent, MOST_SPENT)
-    text = f"{row.form.name}: {row.frame_us:.0f} us, {row.spent:.3f} of the limit"
-    return Spot(row.form.name, row.frame_us, spent, text, row.best)
+def _spots(rows: Sequence[Point]) -> list[Spot]:
+    """Return the points that have a time."""
+    spots = []
+    for row in rows:
+        if row.frame_us is not None:
+            text = f"{row.form.name}: {row.frame_us:.0f} us, {row.spent:.3f} of the limit"
+            spent = min(row.spent, MOST_SPENT)
+            spots.append(Spot(row.form.name, row.frame_us, spent, text, row.best))
+    return spots
 
 
 def _row(row: Point) -> tuple[Cell, ...]:
     sqnr = Number(row.sqnr_db, f"{row.sqnr_db:.1f}" if math.isfinite(row.sqnr_db) else "inf")
     return (
         row.form.name,
-        Number(row.frame_us, f"{row.frame_us:.0f}"),
-        Number(row.energy_mj, f"{row.energy_mj:.2f}"),
+        "" if row.frame_us is None else Number(row.frame_us, f"{row.frame_us:.0f}"),
+        "" if row.energy_mj is None else Number(row.energy_mj, f"{row.energy_mj:.2f}"),
         Number(row.weight_bytes, f"{row.weight_bytes / 2**20:.2f}"),
         Number(row.on_dla, f"{100 * row.on_dla:.0f}"),
         Number(row.float_share, f"{100 * row.float_share:.1f}"),

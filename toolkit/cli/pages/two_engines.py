@@ -126,7 +126,7 @@ _FACTS: tuple[tuple[str, Show], ...] = (
     ("model", lambda e: e.manifest.provenance.model),
     ("model sha256", lambda e: e.manifest.provenance.model_sha256[:12]),
     ("profile", lambda e: e.manifest.profile),
-    ("precision", lambda e: precision_text(e.nodes, e.manifest.provenance)),
+    ("precision", lambda e: precision_text(e.nodes, e.manifest)),
     ("INT8 ranges", _ranges),
     ("file", lambda e: f"{e.size_bytes / 1e6:.2f} MB"),
     ("segments", lambda e: ", ".join(f"{s.name} ({len(s.nodes)})" for s in e.manifest.segments)),

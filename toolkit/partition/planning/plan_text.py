@@ -49,12 +49,12 @@ def _energy_line(idle: Constant | None, *, rated: bool) -> str:
     )
 
 
-def render_plan(plan: Plan, advice: Sequence[Advice] = (), precision: str = "") -> str:
+def render_plan(plan: Plan, advice: Sequence[Advice] = (), *, arithmetic: str | None = None) -> str:
     """Return the report: verdict, segments, crossings, comparison, and what DLA and GPU refuse.
 
-    `precision`: of the engine, where the plan has another name for it.
+    `arithmetic`: of an engine, None: the precision of the plan.
     """
-    lines = [_title(plan, precision or plan.precision), "", verdict(plan), ""]
+    lines = [_title(plan, arithmetic or plan.precision), "", verdict(plan), ""]
     lines += _segments(plan)
     lines += ["", *_crossings(plan)]
     lines += ["", *memory_text(plan.memory)] if plan.memory and plan.memory.loadables else []
@@ -105,8 +105,8 @@ def _schedule(shared: SharedPlan) -> list[str]:
     return [f"{done}, without contention", *table(rows, right=(1, 3, 4))]
 
 
-def _title(plan: Plan, precision: str) -> str:
-    parts = [precision]
+def _title(plan: Plan, arithmetic: str) -> str:
+    parts = [arithmetic]
     if plan.tensorrt:
         parts.append(f"TensorRT {plan.tensorrt}")
     parts.append(plan.power_mode or "highest clocks")

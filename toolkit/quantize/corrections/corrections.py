@@ -256,4 +256,4 @@ def bias_changes(
 def corrected_graph(fit: Fit, samples: Sequence[Sample]) -> ir.Model:
     """The graph of a fit with biases corrected for its ranges."""
     changes = bias_changes(fit, frozenset(), samples)
-    return adjust(fit.graph, Adjustments(biases=dict(changes)))
+    return adjust(fit.graph, Adjustments(biases=dict(changes))) if changes else fit.graph

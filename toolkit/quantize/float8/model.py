@@ -34,6 +34,7 @@ _RESULT_BYTES = 2**29  # of results that are compared at once
 class Float8Model:
     """A model with products of FP8, of `candidates`; `amax`: ranges of activations, of `samples`.
 
+    `errors`: of products, each alone in FP8, the relative norm of the difference of its results.
     `floats`: products that stay in floating point, and why. `judgement`: by the targets of INT8, of
     what is left in FP8, of all if nothing is; None: there were no samples. `remarks`: what else a
     report says.
@@ -47,6 +48,7 @@ class Float8Model:
     judgement: Judgement | None = None
     remarks: tuple[str, ...] = ()
     samples: int = 0
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -160,7 +162,13 @@ def quantize_float8(
         search = within_limits(products, tried)
         judgement, reasons = search.judgement, search.reasons()
     written = _written(model, nodes, observed.amax, {**floats, **reasons})
-    return replace(written, judgement=judgement, remarks=remarks, samples=observed.samples)
+    return replace(
+        written,
+        judgement=judgement,
+        remarks=remarks,
+        samples=observed.samples,
+        errors={product.name: product.error for product in products},
+    )
 
 
 def _candidates(model: ir.Model) -> list[ir.Node]:

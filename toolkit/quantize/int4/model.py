@@ -42,7 +42,8 @@ class Int4Model:
     `scaled`: products whose weights were made larger by channels; `feedback`: those rounded by
     GPTQ. `losses`: of each output, the norm of the difference to floating point, relative.
     `judgement`: by the targets of INT8, of what is left in INT4; of all if nothing is. `floats`:
-    products that stay in floating point, and why. `remarks`: what else a report says.
+    products that stay in floating point, and why. `errors`: of all products, the relative norm of
+    the difference of their results. `remarks`: what else a report says.
     """
 
     model: ir.Model
@@ -55,6 +56,7 @@ class Int4Model:
     judgement: Judgement
     floats: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -119,7 +121,8 @@ def quantize_int4(
 
     def tried(floats: Sequence[Product]) -> Int4Model:
         int4 = [product for product in products if product not in floats]
-        return replace(_applied(model, int4, observed, open_model), remarks=remarks)
+        errors = {product.name: product.error for product in products}
+        return replace(_applied(model, int4, observed, open_model), remarks=remarks, errors=errors)
 
     if accept_loss:
         return _with_excess(tried([]), products)

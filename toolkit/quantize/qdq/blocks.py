@@ -3,6 +3,9 @@
     MatMulNBits(x, packed, scales, zeros)        (onnxruntime)  ->  MatMul(x, w) [+ bias]
     MatMul(x, DequantizeLinear(q, s, z))         (ONNX)         ->  MatMul(x, w)
 
+Constants in FP4, and those whose scales are E8M0 or are stored in FP8 themselves (NVFP4, MXFP8),
+become floating point: there are no kernels of them, and onnxruntime reads none.
+
 onnxruntime packs two elements of a column in a byte, the first in the low bits, block after block,
 and its zero points alike (onnxruntime, docs/ContribOperators.md).
 """
@@ -27,11 +30,15 @@ _READERS = ("MatMul", "Gemm")
 
 @dataclass(frozen=True, slots=True)
 class BlockImport:
-    """A model with its weights of 4 bits as `BlockTensor` constants, and what to say of it."""
+    """A model with its weights of 4 bits as `BlockTensor` constants, and what to say of it.
+
+    `floats`: constants in NVFP4 or MXFP8 that became floating point.
+    """
 
     model: ir.Model
     weights: int
     notes: tuple[str, ...]
+    floats: int = 0
 
 
 def import_blocks(model: ir.Model, *, keep_qdq: bool) -> BlockImport:
@@ -40,11 +47,13 @@ def import_blocks(model: ir.Model, *, keep_qdq: bool) -> BlockImport:
     `keep_qdq`: DequantizeLinear nodes stay as they are. A MatMulNBits of another form stays, too,
     with a note. Raises ImportModelError: the operands of a node do not fit its attributes.
     """
-    if not any(_has_blocks(node, keep_qdq=keep_qdq) for node in model.graph):
+    narrow = any(_is_narrow(node) for node in model.graph)
+    if not narrow and not any(_has_blocks(node, keep_qdq=keep_qdq) for node in model.graph):
         return BlockImport(model, 0, ())
     copy = model.clone()
     graph = copy.graph
     names = UniqueNames(str(name) for name in ir.convenience.create_value_mapping(graph))
+    floats = sum(_replace_narrow(graph, node) for node in list(graph) if _is_narrow(node))
     count, notes = 0, []
     for node in list(graph):
         if not _has_blocks(node, keep_qdq=keep_qdq):
@@ -56,7 +65,88 @@ def import_blocks(model: ir.Model, *, keep_qdq: bool) -> BlockImport:
         count += refusal is None
         if refusal is not None:
             notes.append(f"node {node.name!r} ({MATMUL_N_BITS}) {refusal}, and stays as it is")
-    return BlockImport(copy, count, tuple(notes))
+    return BlockImport(copy, count, tuple(notes), floats)
+
+
+def _is_narrow(node: ir.Node) -> bool:
+    """Whether a node restores a constant in FP4, or by scales that are no plain floats."""
+    if not is_dequantize(node) or node.inputs[0] is None or node.inputs[1] is None:
+        return False
+    stored, scale = node.inputs[0], node.inputs[1]
+    if stored.const_value is None:
+        return False
+    narrow = stored.const_value.dtype == ir.DataType.FLOAT4E2M1
+    e8m0 = scale.const_value is not None and scale.const_value.dtype == ir.DataType.FLOAT8E8M0
+    return narrow or e8m0 or (is_dequantize(scale.producer()) and _numbers(scale) is not None)
+
+
+def _replace_narrow(graph: ir.Graph, node: ir.Node) -> bool:
+    """Replace a DequantizeLinear by its numbers; return False where its scales are computed.
+
+    Raises ImportModelError: its scales do not fit.
+    """
+    result, numbers = node.outputs[0], _numbers(node.outputs[0])
+    dtype = _result_dtype(node) or ir.DataType.FLOAT
+    if numbers is None or result.is_graph_output():
+        return False
+    name = str(result.name)
+    result.name = f"{name}_removed"
+    tensor = ir.tensor(numbers, dtype=dtype, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(numbers.shape), const_value=tensor)
+    value.type = ir.TensorType(dtype)
+    graph.register_initializer(value)
+    result.replace_all_uses_with(value)
+    scale = node.inputs[1]
+    graph.remove(node, safe=True)
+    inner = scale.producer() if scale is not None else None
+    if inner is not None and not list(inner.outputs[0].uses()):
+        graph.remove(inner, safe=True)
+    return True
+
+
+def _numbers(value: ir.Value | None) -> NDArray[np.float32] | None:
+    """Return a constant, or what a DequantizeLinear of constants computes; None: it is neither."""
+    stored = constant_of(value)
+    if stored is not None:
+        return stored.astype(np.float32)
+    node = None if value is None else value.producer()
+    if node is None or not is_dequantize(node):
+        return None
+    parts = [_numbers(operand) for operand in node.inputs]
+    numbers, scales, *zeros = parts
+    if numbers is None or scales is None or any(zero is None for zero in zeros):
+        return None
+    axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
+    spread = [_spread(part, numbers.shape, axis, block, node) for part in (scales, *zeros)]
+    shifted = numbers - spread[1] if zeros else numbers
+    restored: NDArray[np.float32] = (shifted * spread[0]).astype(np.float32)
+    return restored
+
+
+def _spread(
+    part: NDArray[Any] | None, shape: tuple[int, ...], axis: int, block: int, node: ir.Node
+) -> NDArray[Any]:
+    """Return scales or zero points as far as they broadcast with the numbers."""
+    assert part is not None
+    if part.size == 1:
+        return part.reshape(())
+    along = axis % len(shape)
+    if block and part.ndim == len(shape):
+        within = (*(slice(None),) * along, slice(shape[along]))
+        part = np.repeat(part, block, along)[within]
+    elif part.ndim == 1:
+        part = part.reshape([-1 if at == along else 1 for at in range(len(shape))])
+    fits = part.ndim == len(shape) and all(
+        size in (full, 1 if not block else full)
+        for size, full in zip(part.shape, shape, strict=True)
+    )
+    if not fits:
+        raise ImportModelError(
+            f"Node {node.name!r} ({node.op_type}) has scales that do not fit its constant of the "
+            f"sizes {list(shape)} with axis {axis} and block_size {block}; quantize the model "
+            "again."
+        )
+    return part
 
 
 def _has_blocks(node: ir.Node, *, keep_qdq: bool) -> bool:

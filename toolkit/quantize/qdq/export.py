@@ -19,6 +19,8 @@ import onnx_ir as ir
 
 from calibration.table import scale_of
 from toolkit.errors import BuildError
+from toolkit.quantize.block_floats.formats import FORMATS
+from toolkit.quantize.block_floats.graph import exported
 from toolkit.quantize.float8.model import float8_by_table
 from toolkit.quantize.qdq.writer import QdqWriter
 from toolkit.quantize.quantize import (
@@ -66,8 +68,11 @@ segment.
 """
 FLOAT8_FORM = "tensorrt-fp8"
 """Q/DQ of FP8 around products, as `tandem build --precision fp8` has them; for Thor and newer."""
+BLOCK_FORMS = {f"tensorrt-{one.name.lower()}": one for one in FORMATS}
+"""MXFP8 and NVFP4 of products, for TensorRT from 10.8 on; for Thor and newer."""
 INT8_FORMS = (*TARGETS, PORTABLE)
-FORMS = (*TARGETS, FLOAT8_FORM, PORTABLE)
+FLOAT_FORMS = (FLOAT8_FORM, *BLOCK_FORMS)
+FORMS = (*TARGETS, *FLOAT_FORMS, PORTABLE)
 
 # Operators that read the shape of a tensor, not its values.
 SHAPE_READERS = frozenset({"Shape", "Size"})
@@ -124,7 +129,7 @@ def export_form(
 ) -> ir.Model:
     """`export_qdq` for a row of TARGETS; for PORTABLE what an engine of one segment holds.
 
-    For FLOAT8_FORM products in FP8.
+    For FLOAT_FORMS products in FP8, or in floats of 8 or 4 bits in blocks.
 
     PORTABLE stores the same values as UINT8 with zero point 128, has INT32 biases, quantizes before
     ReLUs, and leaves outputs in floating point.
@@ -133,6 +138,8 @@ def export_form(
     """
     if form == FLOAT8_FORM:
         return float8_by_table(model, amax, dict.fromkeys(keep_float, "")).model
+    if form in BLOCK_FORMS:
+        return exported(model, BLOCK_FORMS[form], amax, keep_float)
     if form != PORTABLE:
         return export_qdq(model, amax, form, keep_float=keep_float)
     segment_of = {str(node.name): PORTABLE for node in model.graph}

@@ -4,7 +4,7 @@ A build writes the same graph twice: `QdqWriter` for CPUs and for kernels, `Floa
 forms of TensorRT, whose Q/DQ or ranges are their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -58,6 +58,27 @@ class QdqWriter:
         value = _constant(self._free(name), array)
         self._graph.register_initializer(value)
         return value
+
+    def call(
+        self,
+        op: tuple[str, str],
+        inputs: Sequence[ir.Value],
+        outputs: Mapping[str, ir.DataType],
+        attributes: Mapping[str, int],
+    ) -> tuple[ir.Value, ...]:
+        """Add a node of another operator, (domain, name); return its results.
+
+        `outputs`: their preferred names and types. The first has the shape of the first input.
+        """
+        results = [
+            ir.Value(name=self._free(name), type=ir.TensorType(dtype))
+            for name, dtype in outputs.items()
+        ]
+        results[0].shape = inputs[0].shape
+        numbers = [ir.AttrInt64(name, int(n)) for name, n in attributes.items()]
+        name = self._free(f"{op[1]}_{results[0].name}")
+        self._graph.append(ir.Node(*op, inputs, numbers, outputs=results, name=name))
+        return tuple(results)
 
     def _node(
         self,

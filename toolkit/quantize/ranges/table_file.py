@@ -178,7 +178,11 @@ def foreign_notes(table: CalibrationTable, model_sha256: str) -> tuple[str, ...]
     """
     if table.method == IMPORTED or table.model_sha256 == model_sha256:
         return ()
-    return ("the calibration table was measured on another model file",)
+    return (
+        "the calibration table was measured on another model file, with SHA-256 "
+        f"{table.model_sha256[:12]}; this file has {model_sha256[:12]}: if their weights differ, "
+        "calibrate this one",
+    )
 
 
 def refused_notes(table: CalibrationTable) -> tuple[str, ...]:
