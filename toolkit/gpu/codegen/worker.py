@@ -86,7 +86,7 @@ def _compile_triton(request: Request) -> Compiled:
     with knobs.runtime.scope():
         if can_wait(request.sm):
             knobs.runtime.add_stages_inspection_hook = _waiting_stages
-        elif types.get("a") == "*i8":
+        elif spec.source is None and types.get("a") == "*i8":
             knobs.runtime.add_stages_inspection_hook = _stages_of_bytes
         kernel = triton.compile(source, target=GPUTarget("cuda", request.sm, WARP), options=options)
     cubin = kernel.asm["cubin"]
@@ -116,7 +116,10 @@ def _waiting_stages(
 def _stages_of_bytes(
     _backend: object = None, stages: dict[str, _Stage] | None = None, *_: object
 ) -> tuple[str, str]:
-    """Change Triton's stage to blocks of threads, of products of INT8 with mma.sync."""
+    """Change Triton's stage to blocks of threads, of products of INT8 with mma.sync.
+
+    Triton prefetches operands on sm_8x alone.
+    """
     if stages is not None:
         compile_blocks = stages["ttgir"]
         stages["ttgir"] = lambda *arguments: _without_prefetch(compile_blocks, *arguments)
@@ -126,12 +129,14 @@ def _stages_of_bytes(
 def _without_prefetch(compile_blocks: _Stage, source: object, metadata: object) -> object:
     """Compile without the pass that loads the first operands of a step in the step before.
 
-    Between steps they are single bytes: a step took 172 PRMT for 32 products, which were as slow
-    again as the products, and a thread 240 registers for 155 (Triton 3.9). FP16 gains by the pass:
-    ResNet-50 takes 5 % more without it.
+    Between steps they are single bytes: a step of a 3x3 convolution of 64 channels took 172 PRMT
+    for 32 products, which were as slow again as the products, and a thread 240 registers for 155
+    (Triton 3.9, tile 128 x 64 x 64). FP16 gains by the pass: ResNet-50 takes 5 % more without it.
     """
     passes = compiler.passes.ttgpuir
-    add_prefetch = passes.add_prefetch
+    add_prefetch = getattr(passes, "add_prefetch", None)
+    if add_prefetch is None:  # a later Triton may have no such pass
+        return compile_blocks(source, metadata)
     passes.add_prefetch = lambda _: None
     try:
         return compile_blocks(source, metadata)

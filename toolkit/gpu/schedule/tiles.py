@@ -15,7 +15,7 @@ _MIN_DEPTH = {1: 32, 2: 16, 4: 16}  # of a main loop step, by bytes of an operan
 _MAX_ROW_BYTES = 128
 _MAX_ROW_BYTES_IN_REGISTERS = 64
 _MIN_WIDE_COLUMNS = 128  # of tiles that take a whole line with mma.sync
-_MAX_WIDE_INT8_ROWS = 64  # of those with 128 accumulators: more spill 8 to 56 bytes a thread
+_MAX_WIDE_INT8_ROWS = 64  # of those with 128 accumulators: more spill at a depth of 128
 # INT8 under one tap: two taps a step took 15.5 us, one 14.4 (ResNet-50, layer 1, batch 32).
 _HALF_CACHE_LINE_BYTES = 64
 _MEMORY_BOUND_ELEMENTS = 1024  # of a memory-bound block
@@ -23,7 +23,7 @@ _MEMORY_BOUND_ELEMENTS = 1024  # of a memory-bound block
 # depth is little: the operand then fits an SM beside the rows that are on their way.
 _RESIDENT_SHAPES = ((64, 64, 4), (64, 128, 4), (128, 64, 4), (64, 256, 8))
 _MAX_RESIDENT_DEPTH = 160
-# With mma.sync: 25088 x 256 by 64 took 52 us in 64 x 256, 37 in 64 x 128; with residual 66 and 48.
+# With mma.sync, 25088 x 256 by 64 in FP16: 52 us in 64 x 256, 37 in 64 x 128; with residual 66, 48.
 _MAX_RESIDENT_COLUMNS_MMA_SYNC = 128
 _RESIDENT_STAGES = 2
 _MAX_TACTICS = 4  # tiles that an engine carries for a product
@@ -60,8 +60,8 @@ _TILE_SHAPES = (
 # residual (INT8), or for the three TF32 products of FP32. FP8 has those of FP16.
 _MAX_ACCUMULATORS = {1: 64, 2: 128, 4: 64}
 _MAX_ACCUMULATORS_PLAIN_INT8 = 128  # INT8 without a residual
-# With wgmma wider ones are ranked too high: ResNet-50 on 14 SMs lost 14 %.
-_MAX_INT8_COLUMNS_WGMMA = 128
+# But for mma.sync: with wgmma wider ones are ranked too high, ResNet-50 on 14 SMs lost 14 %.
+_MAX_INT8_COLUMNS = 128
 _MAX_ACCUMULATORS_WITH_OPERANDS = 64  # where operands go through registers too, but for mma.sync
 _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in registers, too
 
@@ -92,7 +92,7 @@ _MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
 _SHARED_BYTES_PER_CYCLE = 128  # that the warps of an SM read, each its own rows and columns
 _HIDDEN_BLOCK_CYCLES_MMA_SYNC = 600
 _RESIDENT_BLOCK_CYCLES_MMA_SYNC = 100
-_INT8_STEP_CYCLES_OF_A_WARP = 10  # beside its products
+_INT8_STEP_CYCLES_OF_A_WARP = 10  # beside its products, by times of six shapes of ResNet-50
 _MMA_ROWS, _MMA_COLUMNS = 16, 8  # of one instruction
 _FIXED_REGISTERS = 70  # of a thread beside its accumulators
 _INT8_REGISTERS = 2  # more of them to requantize
@@ -335,7 +335,7 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
     if columns > max(2 * _MIN_SIDE, power_of_two(shape.columns)):
         return False
     if shape.block_columns not in (None, columns) or (
-        columns > _MAX_INT8_COLUMNS_WGMMA and shape.is_int8 and not gpu.has_mma_sync
+        columns > _MAX_INT8_COLUMNS and shape.is_int8 and not gpu.has_mma_sync
     ):
         return False
     if not gpu.has_matrix_units:
