@@ -159,7 +159,8 @@ class Connection(asyncio.BufferedProtocol):
         if filled - begin == head.size and not head.chunked:  # all of it, as of small requests
             self._hold(head.size, head.size, _what(head))
             padding = -(head.header_length or 0) % BYTES_ALIGNMENT
-            self._body = memoryview(bytes(self._head[begin - padding : filled]))[padding:]
+            with memoryview(self._head) as view:
+                self._body = memoryview(bytes(view[begin - padding : filled]))[padding:]
             self._got = head.size
         else:
             self._begin_body(head, bytes(self._head[begin:filled]))

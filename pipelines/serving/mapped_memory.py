@@ -43,7 +43,10 @@ class MappedMemory(Closing):
 
 
 class LateMapping(Closing):
-    """Maps `size` bytes of the object `fd` from `offset` on, once they are used often."""
+    """Maps `size` bytes of the object `fd` from `offset` on, once they are used often.
+
+    For one thread: it is not closed while a copy runs.
+    """
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
         self._place = fd, offset, size
@@ -59,9 +62,10 @@ class LateMapping(Closing):
         return self._memory
 
     def close(self) -> None:
-        """Take the mapping away."""
-        if self._memory is not None:
-            self._memory.close()
+        """Take the mapping away; there will be no other."""
+        memory, self._memory, self._uses = self._memory, None, MAPPED_AFTER + 1
+        if memory is not None:
+            memory.close()
 
 
 def _map_memory(fd: int, offset: int, size: int) -> MappedMemory | None:

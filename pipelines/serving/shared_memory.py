@@ -212,8 +212,8 @@ class Regions:
 
     async def read(self, tensor: Tensor) -> Tensor:
         """Return an input with its data. Those of the system are copied: the client may shrink the
-        object, and a mapping of what has gone would end this process. Numbers on the GPU stay
-        there. Raises Refusal."""
+        object, and a read of what has gone, but by libtandem's copy, would end this process.
+        Numbers on the GPU stay there. Raises Refusal."""
         if tensor.place is None:
             return tensor
         name, offset, size = tensor.place
