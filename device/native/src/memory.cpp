@@ -15,7 +15,7 @@ __attribute__((tls_model("initial-exec"))) thread_local sigjmp_buf* volatile fau
 struct sigaction former;
 
 void on_fault(int number, siginfo_t* fault, void* context) {
-  if (fault_exit != nullptr) siglongjmp(*fault_exit, 1);
+  if (fault_exit != nullptr && fault->si_code > 0) siglongjmp(*fault_exit, 1);  // not sent by a process
   if ((former.sa_flags & SA_SIGINFO) != 0) {
     former.sa_sigaction(number, fault, context);
   } else if (former.sa_handler != SIG_DFL && former.sa_handler != SIG_IGN) {
