@@ -233,14 +233,24 @@ def narrow_model(path: Path, kind: str, rng: np.random.Generator) -> tuple[Path,
         nodes.append(helper.make_node("DequantizeLinear", ["b", "t"], ["s"], "scales"))
     else:
         weights["s"] = rounded.scales.astype(np.float32) * rounded.tensor_scale
-    nodes.append(helper.make_node("DequantizeLinear", ["q", "s"], ["w"], "weight", **blocks))
+    restored = rounded.restored()
+    if kind == "FP4 with half scales":
+        weights["s"] = weights["s"].astype(np.float16)
+        spread_scales = np.repeat(weights["s"], form.block, 0)
+        restored = (rounded.stored.astype(np.float32) * spread_scales).astype(np.float16)
+        nodes.append(helper.make_node("DequantizeLinear", ["q", "s"], ["h"], "weight", **blocks))
+        nodes.append(helper.make_node("Cast", ["h"], ["w"], "floats", to=TensorProto.FLOAT))
+    else:
+        nodes.append(helper.make_node("DequantizeLinear", ["q", "s"], ["w"], "weight", **blocks))
     nodes.append(helper.make_node("MatMul", ["x", "w"], ["y"], "MatMul:y"))
     opset = 24 if kind == "MXFP8" else 23
     saved(path, nodes, weights, {"x": (2, 64)}, {"y": (2, 48)}, opset)
-    return path, rounded.restored()
+    return path, restored.astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["NVFP4", "FP4 with float scales", "MXFP8"])
+@pytest.mark.parametrize(
+    "kind", ["NVFP4", "FP4 with float scales", "FP4 with half scales", "MXFP8"]
+)
 def test_weights_alone_in_these_formats_become_floating_point(
     kind: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:

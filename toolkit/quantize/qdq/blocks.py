@@ -91,7 +91,7 @@ def _replace_narrow(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     name = str(result.name)
     result.name = f"{name}_removed"
-    tensor = ir.tensor(numbers, dtype=dtype, name=name)
+    tensor = ir.tensor(numbers.astype(dtype.numpy()), name=name)
     value = ir.Value(name=name, shape=ir.Shape(numbers.shape), const_value=tensor)
     value.type = ir.TensorType(dtype)
     graph.register_initializer(value)
