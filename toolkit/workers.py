@@ -159,15 +159,18 @@ class Workers(AbstractContextManager["Workers"]):
         self._start = start
         self.threads = threads
         self._executor: Executor | None = None
+        self._has_copies = False  # that run though their results are there
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(stop=kind is not None)
 
     def close(self, *, stop: bool = False) -> None:
-        """End the executor; `stop`: also the tasks that run in processes of this machine."""
+        """End the executor; `stop`: also the tasks that run in processes of this machine. Copies
+        whose results are there end in any case."""
         executor, self._executor = self._executor, None
         if executor is None:
             return
+        stop |= self._has_copies and hasattr(executor, "_processes")
         processes = list((getattr(executor, "_processes", None) or {}).values()) if stop else []
         executor.shutdown(wait=not stop)  # what had not begun is cancelled already
         for process in processes:
@@ -228,6 +231,7 @@ class Workers(AbstractContextManager["Workers"]):
                 if not (done and state.running):
                     state.refused.clear()
         finally:
+            self._has_copies = not state.missing and bool(state.running)
             self._cancel_all(state.running)
 
     def _await_some(self, running: Mapping[Future[bytes], K], for_s: float) -> set[Future[bytes]]:

@@ -233,6 +233,33 @@ def test_a_worker_without_work_repeats_the_last_task_of_a_slow_one_at_once(
     assert took < 30
 
 
+def test_nobody_waits_for_a_copy_whose_result_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.workers.MIN_LATE_S", 60.0)
+    tasks = {number: (str(tmp_path), number) for number in range(4)}
+    begin = time.monotonic()
+    with open_workers("2") as workers:
+        assert len(dict(workers.run(wait_in_a_copy_of_the_last, tasks, alike=True))) == 4
+    assert (tmp_path / "copy").exists()
+    assert time.monotonic() - begin < 30
+
+
+def wait_in_a_copy_of_the_last(folder: str, number: int) -> bytes:
+    """The first run of the last task ends once another one has begun, which takes long."""
+    if number != 3:
+        return wait_in_the_first_run_of_the_last(folder, number)
+    runs, copy = Path(folder, "3"), Path(folder, "copy")
+    if runs.exists():
+        copy.touch()
+        time.sleep(40)
+    runs.touch()
+    until = time.monotonic() + 20
+    while not copy.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    return bytes([number])
+
+
 def wait_in_the_first_run_of_the_last(folder: str, number: int) -> bytes:
     """The first two tasks wait for each other, so that both workers give a result."""
     runs = Path(folder, str(number))

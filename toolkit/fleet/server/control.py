@@ -25,7 +25,7 @@ from toolkit.fleet.rollout.policy import going_back
 from toolkit.fleet.rollout.reports import event_of, request_of
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
-from toolkit.fleet.server.device_cache import DeviceCache
+from toolkit.fleet.server.device_cache import MAX_ROWS, DeviceCache
 from toolkit.fleet.server.shares import owner_of
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.changes import touch
@@ -175,7 +175,7 @@ class Control:
     def owns(self, device: str) -> bool:
         """Whether a device is this server's; asked often, and by several threads."""
         servers, known = self._known_owners
-        if servers is not self.servers:
+        if servers is not self.servers or len(known) > MAX_ROWS:
             servers, known = self._known_owners = (self.servers, {})
         is_own = known.get(device)
         if is_own is None:
