@@ -107,7 +107,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str, set[str]]] = {
             BuildOptions(precision="int4"),  # type: ignore[arg-type]  # as from an untyped caller
         ),
         "int8",
-        {"fp32", "fp16", "int8", "best", "fp8"},
+        {"fp32", "fp16", "int8", "best", "bf16", "fp8"},
     ),
     "decoder": (
         lambda folder: wrong_key(folder, decoder="clasification"),

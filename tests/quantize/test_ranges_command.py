@@ -186,7 +186,8 @@ def test_what_the_model_does_not_know_is_counted_and_shown(tmp_path: Path, model
     assert "1 names in the calibration table are no tensors of the model: 'other:0'" in text
 
 
-@pytest.mark.parametrize("form", FORMS)
+# A depth of 16 is no block of MXFP8.
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "tensorrt-mxfp8"])
 def test_the_written_qdq_model_is_valid(tmp_path: Path, model: Path, form: str) -> None:
     table, qdq = tmp_path / "t.json", tmp_path / "q.onnx"
     write_table(table, measured(dict.fromkeys(tensors_of(model), 2.0)))

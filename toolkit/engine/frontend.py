@@ -19,7 +19,6 @@ from toolkit.engine.read import read_model
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError
 from toolkit.gpu.beyond_half import BeyondHalf, beyond_bfloat16, beyond_half
-from toolkit.gpu.coordinates import coordinate_tensors
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, OpenModel
 from toolkit.partition.best_precision import (
@@ -153,6 +152,8 @@ def _with_float8(front: Frontend) -> Frontend:
 
 def _with_bfloat16(front: Frontend) -> Frontend:
     """Judge BF16 on samples; raises BuildError if the outputs lose too much."""
+    from toolkit.gpu.coordinates import coordinate_tensors  # imports what calibrations do not need
+
     front, options = _rewritten(front), front.options
     graph, name = front.prepared.model, front.imported.name
     if options.data is None:

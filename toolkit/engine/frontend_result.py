@@ -12,7 +12,6 @@ from device.engine.manifest import IMPORTED
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.gpu.beyond_half import BeyondHalf
-from toolkit.gpu.lower import KernelPrecision
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
 from toolkit.partition.best_precision import kept_nodes
@@ -27,6 +26,7 @@ from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.measure import Ranges
 
 if TYPE_CHECKING:
+    from toolkit.gpu.lower import KernelPrecision
     from toolkit.partition.planning.plan import Model
     from toolkit.partition.planning.portable import KernelSupport
 
@@ -68,7 +68,7 @@ class Frontend:
     bfloat16: bool = False
 
     @property
-    def kernel_precision(self) -> KernelPrecision:
+    def kernel_precision(self) -> "KernelPrecision":
         """The precision of GPU kernels."""
         return "bf16" if self.bfloat16 else self.plan.precision
 
