@@ -170,7 +170,7 @@ def test_the_loss_is_measured_by_rounding_every_tensor(
     assert re.fullmatch(r"BF16: output y: SQNR .* dB .* on 8 samples with every .* than .*", note)
     graph = run_passes(import_model(tmp_path / "m.onnx").model)[0]
     judgement = judge_bfloat16(graph, data, frozenset())
-    decibel = float(re.search(r"SQNR ([\d.]+)", note).group(1))  # type: ignore[union-attr]
+    (decibel,) = map(float, re.findall(r"SQNR ([\d.]+)", note))
     assert judgement.losses[0].value == pytest.approx(decibel, abs=0.05)
     assert 45 < decibel < 60  # FP16 has 18 dB more
     y = HalfModel(graph, half=ir.DataType.BFLOAT16)(data[0])["y"]
@@ -254,3 +254,20 @@ def test_constants_attributes_and_branches_become_fp32() -> None:
     assert "data_type: 16" not in str(proto)
     assert "elem_type: 16" not in str(proto)
     onnx.checker.check_model(proto, full_check=True)
+
+
+def test_a_state_that_a_loop_only_passes_on_becomes_fp32() -> None:
+    one, dim = helper.make_tensor_value_info, [2]
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"])], "body",
+        [one("i", TensorProto.INT64, []), one("go", TensorProto.BOOL, []), one("s", BF16, dim)],
+        [one("on", TensorProto.BOOL, []), one("s", BF16, dim)],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    count = helper.make_tensor("n", TensorProto.INT64, [], [3])
+    graph = helper.make_graph([loop], "g", [one("x", BF16, dim)], [one("y", BF16, dim)], [count])
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]))
+    assert widen(model, ir.DataType.BFLOAT16)
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    assert "BFLOAT16" not in onnx.printer.to_text(proto).upper()

@@ -27,7 +27,10 @@ def widen(model: ir.Model, narrow: ir.DataType) -> bool:
     if narrow in IO_DTYPES and any(value.dtype == narrow for value in ports):
         return False
     nodes = list(graph.all_nodes())
-    operands = {*ports, *(value for node in nodes for value in (*node.inputs, *node.outputs))}
+    # A state that a Loop only passes on is no node's operand.
+    inner = (value for one in graph.subgraphs() for value in (*one.inputs, *one.outputs))
+    operands: set[ir.Value | None] = {*ports, *inner}
+    operands |= {value for node in nodes for value in (*node.inputs, *node.outputs)}
     halves = [
         value
         for value in operands

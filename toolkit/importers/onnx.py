@@ -167,7 +167,9 @@ def open_model(
     bfloat16 = widen(model, ir.DataType.BFLOAT16)
     refuse_unsupported(model, path, keep_tensorrt=keep_tensorrt)
     notes += [*export_notes, *unused_plugins(model, plugins)]
-    notes += ["its tensors in BF16 are read as FP32, which holds their numbers"] * bfloat16
+    notes += [
+        "its tensors in BF16, also inputs and outputs, are read as FP32, which holds their numbers"
+    ] * bfloat16
     return OpenModel(path, sha256, model, tuple(notes), origin, bfloat16)
 
 
