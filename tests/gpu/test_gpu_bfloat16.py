@@ -27,7 +27,8 @@ from toolkit.graph.bfloat16 import BFLOAT16
 pytest.importorskip("triton", reason="Triton is not installed")
 
 SAME = 1e-5  # of the norm: products of the same numbers, summed in FP32 in another order
-ROUNDED = 2.0**-7  # of the norm: results rounded to BF16 a few times, each by 2^-9 at most
+ROUNDED = 2.0**-8  # of the norm: results rounded to BF16 a few times, each by 2^-9 at most
+LONG_CHAIN = 2.0**-6  # of five steps of an LSTM (to 2^-7 in 25 draws), of squares in two products
 Rng = np.random.Generator
 
 
@@ -141,7 +142,8 @@ def test_other_kernels_round_what_they_store(name: str, rng: Rng) -> None:
     case = OTHERS[name](rng)
     feeds, program = case.feeds(rng), case.lower("bf16")
     assert "*fp16" not in pointers(program)
-    assert error(gpu_interpreter.run(program, feeds)["y"], case.truth(feeds)["y"]) < ROUNDED
+    limit = LONG_CHAIN if name == "recurrence" else ROUNDED
+    assert error(gpu_interpreter.run(program, feeds)["y"], case.truth(feeds)["y"]) < limit
 
 
 def test_values_beyond_fp16_are_multiplied_in_16_bits(rng: Rng) -> None:
@@ -161,9 +163,7 @@ def test_values_beyond_fp16_are_multiplied_in_16_bits(rng: Rng) -> None:
         dict(one.spec.signature) for one in program.launches if one.spec.title[:4] == "gemm"
     ]
     assert {row[name].removesuffix(":16") for row in products for name in "ab"} == {"*bf16"}
-    assert (
-        error(gpu_interpreter.run(program, feeds)["y"], case.truth(feeds)["y"]) < ROUNDED
-    )  # squares and two products
+    assert error(gpu_interpreter.run(program, feeds)["y"], case.truth(feeds)["y"]) < LONG_CHAIN
 
 
 def test_a_mask_of_the_largest_number_stays_finite(rng: Rng) -> None:
