@@ -35,9 +35,9 @@ from toolkit.evaluate.compare.causes import (
     shared_scale_cost_db,
 )
 from toolkit.evaluate.compare.compare import Comparer, Comparison, OwnError, TensorRow
-from toolkit.evaluate.compare.measures import ErrorTally
 from toolkit.evaluate.compare.recorded import load_recorded
 from toolkit.evaluate.compare.report import comparison_text, why
+from toolkit.evaluate.error_tally import ErrorTally
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.plan import PlanOptions

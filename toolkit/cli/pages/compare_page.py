@@ -8,8 +8,8 @@ from toolkit.cli.pages.two_engines import two_engines
 from toolkit.evaluate.agreement.compare import Compared, Row
 from toolkit.evaluate.agreement.figures import DECADES, Figures
 from toolkit.evaluate.compare.compare import Comparison, TensorRow
-from toolkit.evaluate.compare.measures import Error
 from toolkit.evaluate.compare.report import why
+from toolkit.evaluate.error_tally import Error
 from toolkit.html.charts import Bar, bars
 from toolkit.html.markup import (
     Html,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device.error_figures import cosine, sqnr_db
 from toolkit.evaluate.agreement.tolerance import Tolerance
+from toolkit.evaluate.error_tally import ErrorTally
 
 Array = NDArray[Any]
 DECADES = tuple(range(-9, 4))
@@ -66,15 +66,14 @@ class Tally:
     equal: int = 0
     beyond: int = 0
     not_finite: int = 0
-    _largest: float = 0.0
+    _errors: ErrorTally = field(default_factory=ErrorTally)
     _relative: float = 0.0
-    _sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))  # |e| e^2 a^2 b^2 ab
+    _sum: float = 0.0  # of |e|
     _histogram: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(len(DECADES) + 1, np.int64)
     )
     _rows: int = 0
     _same_rows: int = 0
-    _worst: Worst | None = None
     _samples: int = 0
 
     def add(self, a: Array, b: Array) -> None:
@@ -93,32 +92,21 @@ class Tally:
                 np.maximum(error, ~same)
             )  # above 2^53 float64 does not tell them apart
         self.equal += int(np.count_nonzero(same))
-        self._sum(np.where(finite, x, 0.0), np.where(finite, y, 0.0), error)
+        reference = np.where(finite, y, 0.0)
+        self._errors.add(reference, np.where(finite, x, 0.0), self._samples, error)
+        self._count_sizes(reference, error)
         if self.tolerance.atol is not None:
-            reference = np.abs(np.where(finite, y, 0.0))
-            limit = self.tolerance.atol + (self.tolerance.rtol or 0.0) * reference
+            limit = self.tolerance.atol + (self.tolerance.rtol or 0.0) * np.abs(reference)
             self.beyond += int(np.count_nonzero(finite & (error > limit)))
         self.beyond += strange
-        if error.size and float(error.max()) > self._largest:
-            place = np.unravel_index(int(error.argmax()), error.shape)
-            self._largest = float(error[place])
-            index = tuple(int(i) for i in place)
-            self._worst = Worst(self._samples, index, float(x[place]), float(y[place]))
         self._count_rows(a, b)
         self._samples += 1
 
-    def _sum(self, x: Array, y: Array, error: Array) -> None:
-        products = (
-            error.sum(),
-            np.vdot(error, error),
-            np.vdot(x, x),
-            np.vdot(y, y),
-            np.vdot(x, y),
-        )
-        self._sums += np.array(products, np.float64)
-        nonzero = y != 0
+    def _count_sizes(self, reference: Array, error: Array) -> None:
+        self._sum += float(error.sum())
+        nonzero = reference != 0
         if nonzero.any():
-            relative = float((error[nonzero] / np.abs(y[nonzero])).max())
+            relative = float((error[nonzero] / np.abs(reference[nonzero])).max())
             self._relative = max(self._relative, relative)
         bins = np.searchsorted(10.0 ** np.array(DECADES), error[error > 0], side="left")
         self._histogram += np.bincount(bins, minlength=len(DECADES) + 1)
@@ -139,20 +127,21 @@ class Tally:
 
     def figures(self) -> Figures:
         """Return the figures of all samples."""
-        error_sum, noise, power_a, power_b, product = (float(value) for value in self._sums)
+        total = self._errors.error()
+        worst = total.worst
         return Figures(
             elements=self.elements,
             equal=self.equal,
             beyond=self.beyond,
             not_finite=self.not_finite,
-            max_abs=self._largest,
+            max_abs=self._errors.largest,
             max_rel=self._relative,
-            mean_abs=error_sum / self.elements if self.elements else 0.0,
-            sqnr_db=sqnr_db(power_b, noise),
-            cosine=cosine(power_b, power_a, product),
+            mean_abs=self._sum / self.elements if self.elements else 0.0,
+            sqnr_db=total.sqnr_db,
+            cosine=total.cosine,
             argmax=self._same_rows / self._rows if self._rows else None,
             histogram=tuple(int(count) for count in self._histogram),
-            worst=self._worst,
+            worst=worst and Worst(worst.sample, worst.index, a=worst.found, b=worst.expected),
         )
 
 

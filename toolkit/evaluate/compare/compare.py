@@ -21,9 +21,9 @@ from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare import causes
 from toolkit.evaluate.compare.causes import SHARED_SCALE
-from toolkit.evaluate.compare.gap import Gap, GapTally, Stages
+from toolkit.evaluate.compare.gap import UNHEARD_DB, Gap, GapTally, Stages
 from toolkit.evaluate.compare.gpu import GpuNetwork
-from toolkit.evaluate.compare.measures import UNHEARD_DB, Error, ErrorTally, Worst
+from toolkit.evaluate.error_tally import Error, ErrorTally, Worst
 from toolkit.evaluate.infer.traces import (
     Arrays,
     Emulations,

@@ -16,7 +16,6 @@ from calibration.table import QMAX
 from device.error_figures import sqnr_db
 from toolkit.evaluate.compare.causes import clipping_cost_db
 from toolkit.evaluate.compare.gpu import GpuNetwork
-from toolkit.evaluate.compare.measures import UNHEARD_DB
 from toolkit.quantize.loss.parts import OutputPart, split_outputs
 
 Array = NDArray[Any]
@@ -28,6 +27,8 @@ CLIPPING = "ranges too narrow for what the DLA writes in INT8 and a GPU hands on
 ROUNDING = "rounding that a GPU does not do"
 ARITHMETIC = "the DLA's arithmetic"
 LEAST_LOST = 0.1
+UNHEARD_DB = 60.0
+"""Noise so far below a result, a tenth of what INT8 itself makes, counts as none."""
 """dB or points: a smaller loss is none."""
 LEAST_CLIPPED_DB = 1.0
 """A range that costs its tensor less by clipping is not held to account."""

@@ -13,7 +13,7 @@ from device.errors import ArrayFileError
 from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.causes import quantized
-from toolkit.evaluate.compare.measures import Worst
+from toolkit.evaluate.error_tally import ErrorTally, Worst
 from toolkit.evaluate.infer.traces import Arrays, Emulations, SegmentTrace, tensor_of
 from toolkit.graph.max_memory import max_memory_bytes
 
@@ -130,10 +130,7 @@ def _row(
             f"{list(ours.shape)}; record the run of one sample."
         )
     distance = np.abs(ours.astype(np.float64) - board.astype(np.float64))
-    count, worst = int(np.count_nonzero(distance)), None
-    largest = float(distance.max(initial=0.0))
-    if count:
-        at = np.unravel_index(int(distance.argmax()), distance.shape)
-        index = tuple(int(i) for i in at)
-        worst = Worst(0, index, float(board[at]), float(ours[at]))
-    return RecordedRow(tensor, node, op, segment, scale, ours.size, count, largest, worst)
+    tally = ErrorTally()
+    tally.add(board, ours, 0, distance)
+    count, worst = int(np.count_nonzero(distance)), tally.error().worst
+    return RecordedRow(tensor, node, op, segment, scale, ours.size, count, tally.largest, worst)

@@ -15,9 +15,9 @@ from toolkit.evaluate.compare.compare import (
     OwnError,
     TensorRow,
 )
-from toolkit.evaluate.compare.gap import CLIPPING, LEAST_LOST, ClippedTensor, Gap
-from toolkit.evaluate.compare.measures import UNHEARD_DB, Error, Worst
+from toolkit.evaluate.compare.gap import CLIPPING, LEAST_LOST, UNHEARD_DB, ClippedTensor, Gap
 from toolkit.evaluate.compare.recorded import Recorded, RecordedRow
+from toolkit.evaluate.error_tally import Error, Worst
 
 SILICON = (
     "The DLA here is software after the open NVDLA, the ancestor of Xavier's DLA; silicon may "

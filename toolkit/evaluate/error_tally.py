@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from device.error_figures import cosine, sqnr_db
 
 Array = NDArray[Any]
-UNHEARD_DB = 60.0
-"""Noise so far below a result, a tenth of what INT8 itself makes, counts as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +39,27 @@ class ErrorTally:
     def __init__(self) -> None:
         """Start with no samples."""
         self._signal = self._noise = self._power = self._product = 0.0
+        self.largest = 0.0
         self._worst: Worst | None = None
 
-    def add(self, expected: Array, actual: Array, sample: int) -> None:
-        """Count arrays of one shape; a tensor may have several in a sample, by its number."""
+    def add(
+        self, expected: Array, actual: Array, sample: int, distance: Array | None = None
+    ) -> None:
+        """Count arrays of one shape; a tensor may have several in a sample, by its number.
+
+        `distance`: |actual - expected| of each element, where float64 does not tell it.
+        """
         y, z = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
-        distance = np.abs(z - y)
+        if distance is None:
+            distance = np.abs(z - y)
         self._signal += float(np.vdot(y, y))
         self._power += float(np.vdot(z, z))
         self._product += float(np.vdot(y, z))
         self._noise += float(np.vdot(distance, distance))
         if distance.size:
             at = np.unravel_index(int(distance.argmax()), distance.shape)
-            so_far = self._worst
-            largest = 0.0 if so_far is None else abs(so_far.found - so_far.expected)
-            if distance[at] > largest:
+            if distance[at] > self.largest:
+                self.largest = float(distance[at])
                 index = tuple(int(i) for i in at)
                 self._worst = Worst(sample, index, float(y[at]), float(z[at]))
 
