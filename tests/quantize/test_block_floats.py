@@ -241,7 +241,9 @@ def narrow_model(path: Path, kind: str, rng: np.random.Generator) -> tuple[Path,
         nodes.append(helper.make_node("DequantizeLinear", ["q", "s"], ["h"], "weight", **blocks))
         nodes.append(helper.make_node("Cast", ["h"], ["w"], "floats", to=TensorProto.FLOAT))
     else:
-        nodes.append(helper.make_node("DequantizeLinear", ["q", "s"], ["w"], "weight", **blocks))
+        absent = [""] if kind == "an absent zero point" else []
+        operands = ["q", "s", *absent]
+        nodes.append(helper.make_node("DequantizeLinear", operands, ["w"], "weight", **blocks))
     nodes.append(helper.make_node("MatMul", ["x", "w"], ["y"], "MatMul:y"))
     opset = 24 if kind == "MXFP8" else 23
     saved(path, nodes, weights, {"x": (2, 64)}, {"y": (2, 48)}, opset)
@@ -249,7 +251,14 @@ def narrow_model(path: Path, kind: str, rng: np.random.Generator) -> tuple[Path,
 
 
 @pytest.mark.parametrize(
-    "kind", ["NVFP4", "FP4 with float scales", "FP4 with half scales", "MXFP8"]
+    "kind",
+    [
+        "NVFP4",
+        "FP4 with float scales",
+        "FP4 with half scales",
+        "an absent zero point",
+        "MXFP8",
+    ],
 )
 def test_weights_alone_in_these_formats_become_floating_point(
     kind: str, tmp_path: Path, rng: np.random.Generator
@@ -271,6 +280,17 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path, rng: np.random.Gener
     onnx.save(proto, path)
     with pytest.raises((ImportModelError, BuildError), match=r"weight.*scales that do not fit"):
         build_engine(path, "laptop", tmp_path / "e", BuildOptions())
+
+
+def test_scales_of_a_single_number_are_refused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"], "weight"),
+        helper.make_node("Mul", ["x", "w"], ["y"], "Mul:y"),
+    ]
+    weights = {"q": np.array(1, ml_dtypes.float4_e2m1fn), "s": np.ones(2, np.float32)}
+    saved(tmp_path / "m.onnx", nodes, weights, {"x": (2, 64)}, {"y": (2, 64)}, 23)
+    with pytest.raises((ImportModelError, BuildError), match=r"weight.*scales that do not fit"):
+        build_engine(tmp_path / "m.onnx", "laptop", tmp_path / "e", BuildOptions())
 
 
 def test_an_activation_in_fp4_is_refused_by_name(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -112,7 +112,7 @@ def _numbers(value: ir.Value | None) -> NDArray[np.float32] | None:
     node = None if value is None else value.producer()
     if node is None or not is_dequantize(node):
         return None
-    parts = [_numbers(operand) for operand in node.inputs]
+    parts = [_numbers(operand) for operand in node.inputs if operand is not None]
     numbers, scales, *zeros = parts
     if numbers is None or scales is None or any(zero is None for zero in zeros):
         return None
@@ -130,11 +130,11 @@ def _spread(
     assert part is not None
     if part.size == 1:
         return part.reshape(())
-    along = axis % len(shape)
+    along = axis % len(shape) if shape else 0
     if block and part.ndim == len(shape):
         within = (*(slice(None),) * along, slice(shape[along]))
         part = np.repeat(part, block, along)[within]
-    elif part.ndim == 1:
+    elif part.ndim == 1 and shape:
         part = part.reshape([-1 if at == along else 1 for at in range(len(shape))])
     fits = part.ndim == len(shape) and all(
         size in (full, 1 if not block else full)
