@@ -1,7 +1,8 @@
 """The agent: brings a board to its desired state, keeps it there, and reports.
 
-It compares the retained `desired` document with the slots and acts on the difference; there are no
-commands that could be lost, repeated or queued. All events (messages, lines and exits of the
+It compares the retained `desired` document with the slots and acts on the difference, so that no
+order of a release can be lost, repeated or queued; `device.agent.commands` does all else that is
+asked, once each. All events (messages, lines and exits of the
 pipeline) arrive on one queue and are handled in one thread: releases by `device.agent.updater`, the
 connection by `device.agent.broker_connection`.
 """

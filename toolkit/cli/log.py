@@ -105,9 +105,9 @@ def log_options() -> list[click.Parameter]:
     """Return the three options."""
     return [
         click.Option(["-v", "--verbose"], count=True, expose_value=False,
-            callback=_setter("verbose"), help="Say each step; -vv: details."),
+            callback=_setter("verbose"), help="Show each step; -vv: details."),
         click.Option(["-q", "--quiet"], is_flag=True, expose_value=False,
-            callback=_setter("quiet"), help="Print errors and results alone."),
+            callback=_setter("quiet"), help="Print only errors and results."),
         click.Option(["--log"], type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
             expose_value=False, callback=_setter("file"), help="Write a log with all details."),
     ]  # fmt: skip

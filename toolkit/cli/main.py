@@ -58,7 +58,7 @@ COMMANDS: Mapping[str, str] = {
     "board": "Set a board up, look after it, provision many.",
     "fleet": "Sign releases, enrol devices, roll out to a fleet.",
     "demo": "Build, run, deploy and roll back on this machine.",
-    "cache": "Look after what builds have made before.",
+    "cache": "Manage the cache of builds.",
     "completion": "Print the completion script of a shell.",
     "doctor": "Check what this machine lacks.",
 }

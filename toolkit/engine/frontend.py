@@ -1,6 +1,7 @@
 """Steps 1 to 4 of the build: model file -> graph, rewritten for the DLA, and the ranges of INT8.
 
-All that plans, builds or calibrates comes through `run_frontend`, so that all decide alike.
+All that plans, builds or calibrates comes through `run_frontend`, so that all decide alike; a shard
+of a calibration needs its first steps alone (`toolkit.engine.measure.measure_shard`).
 """
 
 from collections.abc import Mapping

@@ -195,8 +195,8 @@ def _refuse_bfloat16(options: BuildOptions, profile: Profile) -> None:
     why = _no_bfloat16(profile)
     if why is not None:
         raise BuildError(
-            f"There is no BF16: {why}. Build with --precision fp32, or with fp16, which keeps in "
-            "FP32 what FP16 does not hold."
+            f"BF16 is not supported: {why}. Build with --precision fp32, or with fp16, which keeps "
+            "in FP32 what FP16 does not hold."
         )
     if options.gpu_backend != "cuda":
         raise BuildError(

@@ -1,6 +1,6 @@
 """Every reason id that a report shows, with what it means: the content of `tandem explain`.
 
-The rows come from the tables that give the reasons; nothing is written twice.
+The rows come from the tables that give the reasons.
 """
 
 import difflib

@@ -73,14 +73,14 @@ class Build:
     )  # fmt: skip
     precision: Precision | Literal["best", "bf16", "fp8"] | None = option(
         "int8: also where it saves no time; best: INT8, except nodes faster or more accurate in "
-        "FP16; bf16: kernels store BF16; fp8: products in FP8, except such. [default: INT8 with "
+        "FP16; bf16: kernels store BF16; fp8: products in FP8, but for those. [default: INT8 with "
         "--data or --table and of a Q/DQ model, except nodes faster in FP16, else fp16; fp32 "
         "without a GPU]",
         group="Precision", type=click.Choice(["fp32", "fp16", "int8", "best", "bf16", "fp8"]),
     )  # fmt: skip
     int4_weights: Literal[32, 128] | None = option(
-        "FP16, but weights of products of at least 1024 x 1024 have 4 bits, with a scale for so "
-        "many of the depth, chosen by --data.",
+        "FP16, but weights of products of at least 1024 x 1024 have 4 bits, one scale for 32 or "
+        "128 along the depth, chosen by --data.",
         group="Precision", type=click.Choice(["32", "128"]), parse=_parse_block,
     )  # fmt: skip
     data: Path | None = option("Images, a video, .npy or .npz samples.", group="Calibration")

@@ -26,7 +26,7 @@ class Export:
         "The folder to write; it must not exist, but for triton.", "-o", "--output", required=True
     )
     profile: Path | None = option(
-        "The file of the engine's profile, where it is none of Tandem's.", type=FILE
+        "The file of the engine's profile, if it is a custom one.", type=FILE
     )
     as_json: bool = json_option("Print what was written as JSON.")
 

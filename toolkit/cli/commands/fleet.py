@@ -152,7 +152,7 @@ class Status:
     check: bool = option(
         "Exit with 3 if something ends soon (30 days), with 4 if in 7 days or over."
     )
-    due: bool = option("Show what needs attention alone.")
+    due: bool = option("Show only what needs attention.")
     folder: Path = fleet_option()
     as_json: bool = json_option("Print JSON.")
 
@@ -190,7 +190,7 @@ class Statement:
     out: Path = option("The file to write.", type=NEW_FILE, required=True)
     retry: bool = option("Also if the device has rolled it back before.")
     gates: str = option(
-        "What the bundle must say of itself, such as task_score>=0.9, licence in [MIT].",
+        "Metadata that the bundle must have, such as task_score>=0.9, licence in [MIT].",
         "--gate", default="", metavar="LIST",
     )  # fmt: skip
     folder: Path = fleet_option()
@@ -213,7 +213,7 @@ class Refresh:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Watch all devices, carry rollouts out and serve what devices fetch, until it is stopped.
+    """Monitor all devices, run rollouts and serve downloads, until it is stopped.
 
     It may be killed at any moment: what it decides is in the store before it is sent. A second
     server on the same store stands by; one on a copy of the folder is refused.
@@ -312,7 +312,7 @@ class RemoveAccount:
 
 account = group(
     "account",
-    """Say who may use the fleet's page and API.
+    """Manage the accounts of the fleet's page and API.
 
     Example: tandem fleet account add anna --role operator --fleet fleet/
     """,

@@ -136,7 +136,7 @@ class Decommission:
 
 @dataclass(frozen=True, slots=True)
 class RunKit:
-    """Have boards of the farm run the selftest of KIT, a folder of a board kit, a job a step.
+    """Run the selftest of KIT, a folder of a board kit, on farm boards, one job per step.
 
     Boards of the farm have farm = "yes" in [labels] of agent.toml. Each report is a file of its own
     in the folder of -o; a job whose board drops out goes to another one.

@@ -68,10 +68,10 @@ class Start:
         default="10%", metavar="N%|N",
     )  # fmt: skip
     on_failure: Literal["pause", "rollback"] = option(
-        "What is done above that, or if a gate does not hold.", default="pause"
+        "What to do above that, or if a gate does not hold.", default="pause"
     )
     soak: str = option(
-        "Watch a group that has passed for so long before the next begins, such as 30m or 2h.",
+        "Soak time after a group passes, before the next begins, such as 30m or 2h.",
         default="0s", show_default=False, metavar="TIME",
     )  # fmt: skip
     start_at: str | None = option(

@@ -12,7 +12,7 @@ Sink = Literal["mqtt", "jsonl", "video", "serial", "prometheus", "mcap", "foxglo
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """Write a pipeline.toml for a model; what is not said is asked for.
+    """Write a pipeline.toml for a model; prompts for missing values.
 
     The file is checked as `tandem pipeline check` does before it is written.
 

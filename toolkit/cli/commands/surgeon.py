@@ -45,7 +45,7 @@ class Reduce:
         required=True, metavar="COMMAND",
     )  # fmt: skip
     out: Path = option(
-        "Where to write what is left; it holds the best so far at any time.",
+        "The reduced model, written anew with each smaller result.",
         "-o", "--out", required=True, metavar="OUT.onnx",
     )  # fmt: skip
     fails_with: str | None = option("Count only failures whose output matches.", metavar="REGEX")

@@ -114,9 +114,9 @@ class PreprocessOptions:
         parse=_parse_resize, metavar="MODE",
     )  # fmt: skip
     interpolation: Interpolation | None = option(
-        "Of the resize: Pillow's antialias, as classifiers are trained."
+        "Of the resize; pillow-* antialias, as classifiers are trained."
     )
-    strict: bool = option("Refuse images whose preprocessing nothing says.")
+    strict: bool = option("Refuse images whose preprocessing is not specified.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,14 @@ class CalibrationOptions:
         metavar="METRIC:LOSS",
     )
     keep: KeepOption | None = option(
-        "Keep the nodes in float whose INT8 costs most where an output misses its target, "
+        "Keep the nodes with the largest INT8 error in float where an output misses its target, "
         "with at most 50% of the multiplications, or PERCENT. "
         "[default: auto with --method auto, else none; --budget replaces it]",
         parse=_parse_keep, metavar="auto|none|PERCENT",
     )  # fmt: skip
     resume: Path | None = option("Save the state of the calibration here, and resume from it.")
     workers: str | None = option(
-        "Observe the samples in so many processes, or on the workers of a Dask scheduler; the "
+        "Observe the samples in N processes, or on the workers of a Dask scheduler; the "
         "result is that of one process.",
         metavar="N|tcp://HOST:PORT",
     )
@@ -149,8 +149,8 @@ class CalibrationOptions:
         f"Rescale channels between layers, some by Mul; auto: if it helps. {_STEP_DEFAULT}"
     )
     round_weights: Switch | None = option(
-        "Round weights for the sums that they enter; auto: where an output misses its target, if "
-        f"it helps. {_STEP_DEFAULT}"
+        "Round weights to minimise the error of layer outputs; auto: where an output misses "
+        f"its target, if it helps. {_STEP_DEFAULT}"
     )
     bias_correction: Switch | None = option(
         f"Correct biases by the mean error of INT8; auto: if it helps. {_STEP_DEFAULT}"
@@ -159,5 +159,5 @@ class CalibrationOptions:
         "Keep a node in floating point. Repeatable.", metavar="NODE"
     )
     accept_loss: bool = option(
-        "Go on where INT8, or INT4 weights, lose more at an output than its limit."
+        "Continue where INT8, or INT4 weights, lose more at an output than its limit."
     )

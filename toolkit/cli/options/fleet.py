@@ -54,7 +54,7 @@ class BoardLogin:
     """How boards that are found are logged in to."""
 
     login: str = option(
-        "Log in to found boards as this user; by default as ssh does, or as they announce.",
+        "User to log in to found boards as. [default: that of ssh, or the announced one]",
         default="", metavar="USER",
     )  # fmt: skip
     ssh_config: Path | None = option(

@@ -18,16 +18,16 @@ class PlanningOptions:
         "A power mode of the profile. [default: highest clocks]", complete=complete_power_mode
     )
     max_crossings: int | None = option(
-        "Most tensors that may cross between processors. [default: no limit]", min=0
+        "Maximum number of tensors between processors. [default: no limit]", min=0
     )
     force_dla: tuple[str, ...] = option(
-        "Run a node on the DLA; `all`: each node that its rules take.", metavar="NODE"
+        "Run a node on the DLA; `all`: all that its rules allow.", metavar="NODE"
     )
     force_gpu: tuple[str, ...] = option(
-        "Run a node on the GPU; `all`: each that is not named for the DLA.", metavar="NODE"
+        "Run a node on the GPU; `all`: all but --force-dla.", metavar="NODE"
     )
     min_gain: float | None = option(
-        "Least share that a move to the DLA must gain. [default: half the model's error]",
+        "Minimum relative gain for a move to the DLA. [default: half the model's error]",
         min=0, max=1,
     )  # fmt: skip
     max_latency_ms: float | None = option(

@@ -194,7 +194,7 @@ def _weight(product: ir.Node) -> Array:
     if not np.isfinite(array).all():
         raise BuildError(
             f"INT4 weights are finite, but {int((~np.isfinite(array)).sum())} numbers of "
-            f"{value.name!r}, the weight of node {product.name!r}, are not; mend the model."
+            f"{value.name!r}, the weight of node {product.name!r}, are not; correct the model."
         )
     return array.T if product.attributes.get_int("transB", 0) else array
 
