@@ -43,17 +43,18 @@ FINE_BINS = _SPARE + OCTAVES * _OCTAVE
 MAX_PER_COUNT = 1 << 19
 """Maximum number of elements per count. Fewer are slower: a count has a fixed cost over all bins,
 that of 100 000 elements in OpenCV."""
-_COUNT_DIRECTLY_FROM = 1 << 17  # elements; smaller arrays are buffered
+_COUNT_DIRECTLY_FROM = 1 << 18  # elements; smaller arrays are buffered
 _BUFFER = 1 << 18  # elements per tensor
 _BLOCK = 1 << 16  # elements; with their bin numbers they fit in the second-level cache
 _MAX_COUNTED = 2**31 - 1
 _MAX_FLOAT32_EXPONENT = 128
+# By `dtype.char`, in either byte order; numpy puts `dtype.name` together at each call.
 _WORKING_DTYPE: dict[str, type[np.floating[Any]]] = {
-    "float16": np.float32,
-    "float32": np.float32,
-    "float64": np.float64,
+    "e": np.float32,
+    "f": np.float32,
+    "d": np.float64,
 }
-_UNSIGNED: dict[str, type[np.unsignedinteger[Any]]] = {"float32": np.uint32, "float64": np.uint64}
+_UNSIGNED: dict[str, type[np.unsignedinteger[Any]]] = {"f": np.uint32, "d": np.uint64}
 
 
 def _no_counts() -> NDArray[np.int64]:
@@ -171,7 +172,7 @@ class Tally:
         Raises CalibrationError, naming the tensor and `sample` (0-based): the array holds NaN or
         infinities, or has another dtype. The tally is unusable afterwards.
         """
-        working = _WORKING_DTYPE.get(values.dtype.name)
+        working = _WORKING_DTYPE.get(values.dtype.char)
         if working is None:
             raise CalibrationError(
                 f"tensor '{self._tensor}' is {values.dtype.name} in sample {sample}, but only "
@@ -272,8 +273,8 @@ def _number_bins(
     The `_SPARE` numbers below the first octave all mean "below it". Neighbours use them in turn: if
     every second element is 0, as after a ReLU, incrementing one counter would stall the processor.
     """
-    lower_limits, first, shift = _lower_limits(values.dtype.name, exponent)
-    unsigned = _UNSIGNED[values.dtype.name]
+    lower_limits, first, shift = _lower_limits(values.dtype.char, exponent)
+    unsigned = _UNSIGNED[values.dtype.char]
     high = np.empty(min(_BLOCK, values.size), values.dtype)
     for start in range(0, values.size, _BLOCK):
         block, block_numbers = values[start : start + _BLOCK], numbers[start : start + _BLOCK]
@@ -286,15 +287,15 @@ def _number_bins(
 
 
 @lru_cache(maxsize=16)
-def _lower_limits(dtype: str, exponent: int) -> tuple[NDArray[Any], np.uint16, int]:
+def _lower_limits(kind: str, exponent: int) -> tuple[NDArray[Any], np.uint16, int]:
     """Return the smallest value of each spare bin, tiled over a block; the low bits of bin 0; and
     the number of mantissa bits below a fine bin.
     """
-    kind = np.finfo(dtype)
-    shift = int(kind.nmant) - (_LOG2_BINS - 1)
-    first = (exponent - OCTAVES + int(kind.maxexp) - 1) * _OCTAVE - _SPARE
+    layout = np.finfo(kind)
+    shift = int(layout.nmant) - (_LOG2_BINS - 1)
+    first = (exponent - OCTAVES + int(layout.maxexp) - 1) * _OCTAVE - _SPARE
     bits = np.arange(first, first + _SPARE, dtype=np.uint64) << np.uint64(shift)
-    lower_limits = bits.astype(_UNSIGNED[dtype]).view(dtype)
+    lower_limits = bits.astype(_UNSIGNED[kind]).view(kind)
     return np.tile(lower_limits, _BLOCK // _SPARE), np.uint16(first & 0xFFFF), shift
 
 

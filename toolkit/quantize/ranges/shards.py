@@ -27,10 +27,11 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from calibration.calibrate import Observation, observe_tensors
-from calibration.channels import ChannelWatch, Run
+from calibration.channels import ChannelWatch
 from calibration.dataset import Divisible, InputSpec, Sample, Skipped, memory_dataset
 from calibration.errors import CalibrationError, NoSampleError
 from calibration.observer import merge
+from calibration.runs import Run
 from calibration.samples import digest_sample
 from calibration.state import Part, State, decode_state, encode_state
 from calibration.table import Sha256
@@ -38,7 +39,13 @@ from device.errors import TandemError
 from pipelines.config import PreprocessConfig
 from toolkit.cache import CALIBRATING, cache_folder, code_version, key_of, read_entry, write_entry
 from toolkit.errors import about
-from toolkit.quantize.observe import THREADS, ActivationRunner, opencv_counts, usable_cores
+from toolkit.quantize.observe import (
+    THREADS,
+    ActivationRunner,
+    SharedRunner,
+    opencv_counts,
+    usable_cores,
+)
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.split import Head
 from toolkit.quantize.trials.metrics import int8_macs
@@ -319,7 +326,7 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    run: ActivationRunner
+    run: Run
     data: Divisible
     tensors: tuple[str, ...]
     threads: int
@@ -342,7 +349,7 @@ def _opened(text: str) -> _Work:
     try:
         inputs = input_specs(graph)
         data = open_data(Path(job.data), inputs, job.preprocess, job.samples)
-        run = ActivationRunner(graph, job.tensors, cores // threads)
+        run = SharedRunner(ActivationRunner(graph, job.tensors, cores // threads))
         assert isinstance(data, Divisible)
         stop, expected = job.first
         own = _digest(run, next(iter(data.part(0, stop)), {}))
