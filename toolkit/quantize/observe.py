@@ -54,7 +54,7 @@ def shared_runner(graph: ir.Model, tensors: Sequence[str]) -> "SharedRunner":
 
     Raises BuildError: onnxruntime cannot load the model.
     """
-    return SharedRunner(ActivationRunner(graph, tensors, usable_cores() // _threads()))
+    return SharedRunner(ActivationRunner(graph, tensors, usable_cores() // sample_threads()))
 
 
 def observe_run(
@@ -66,11 +66,19 @@ def observe_run(
 ) -> Observation:
     """`observe_tensors` with a runner of `shared_runner`, in several threads."""
     return observe_tensors(
-        run, samples, tensors, on_progress, checkpoint, count=opencv_counts, threads=_threads()
+        run,
+        samples,
+        tensors,
+        on_progress,
+        checkpoint,
+        count=opencv_counts,
+        threads=sample_threads(),
     )
 
 
-def _threads() -> int:
+def sample_threads() -> int:
+    """How many samples run at a time, also where others share the cores: they may end, and the last
+    one takes what they leave."""
     return min(THREADS, usable_cores())
 
 
