@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Observation:
     """The result of one pass. `histograms`: one per tensor, in the requested order.
 
     `requested`: samples expected; `samples`: samples run; `skipped`: unreadable ones.
-    `fed_sha256`: hash of all model inputs.
+    `fed_sha256`: hash of all model inputs, "" if it was not asked for.
     """
 
     histograms: Mapping[str, Histogram]
@@ -123,6 +123,7 @@ def observe_tensors(
     *,
     count: Counts | None = None,
     threads: int = 1,
+    hash_inputs: bool = True,
 ) -> Observation:
     """Run every sample once and merge the histograms of each of `tensors`.
 
@@ -130,7 +131,8 @@ def observe_tensors(
     if `run` is a `BlockRun`, are run and counted at a time; with more than one, `run` must be
     thread-safe. Neither the result nor the error depends on it.
 
-    Samples that `checkpoint` already contains are read and hashed, but not run.
+    Samples that `checkpoint` already contains are read and hashed, but not run. `hash_inputs`:
+    for `Observation.fed_sha256`; a checkpoint needs it.
     """
     if not tensors:
         raise CalibrationError(
@@ -150,8 +152,7 @@ def observe_tensors(
 
     block = min(block_of(run), max(1, len(samples) // (_BLOCKS * threads)))
     with _OrderedWorkers(tallies, threads, block) as workers:
-        for number, sample in enumerate(samples):
-            digest_sample(digest, sample)
+        for number, sample in enumerate(_hashed(samples, digest) if hash_inputs else samples):
             read = number + 1
             if read <= skip:
                 report(1)
@@ -171,7 +172,15 @@ def observe_tensors(
     histograms = tallies.histograms()
     if checkpoint is not None:
         _save(checkpoint, histograms, saved, fed)
-    return Observation(histograms, samples.requested, done, samples.skipped, fed.sha256)
+    fed_sha256 = fed.sha256 if hash_inputs else ""
+    return Observation(histograms, samples.requested, done, samples.skipped, fed_sha256)
+
+
+def _hashed(samples: Dataset, digest: "hashlib._Hash") -> Iterator[Sample]:
+    """Yield the samples of a pass, each hashed before."""
+    for sample in samples:
+        digest_sample(digest, sample)
+        yield sample
 
 
 class _Tallies:

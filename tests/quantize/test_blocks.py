@@ -89,9 +89,12 @@ def test_blocks_change_no_bit(
     one_by_one, blocks = ChannelWatch(run), ChannelWatch(InBlocks(block, refuses))
     plain = observe_tensors(one_by_one, memory_dataset(samples), TENSORS)
     together = observe_tensors(blocks, memory_dataset(samples), TENSORS, threads=threads)
+    unhashed = observe_tensors(blocks, memory_dataset(samples), TENSORS, hash_inputs=False)
+    assert (bits(unhashed.histograms), unhashed.fed_sha256) == (bits(plain.histograms), "")
     assert bits(together.histograms) == bits(plain.histograms)
     assert together.fed_sha256 == plain.fed_sha256
-    assert (together.samples, blocks.samples) == (plain.samples, one_by_one.samples)
+    assert together.samples == unhashed.samples == plain.samples
+    assert blocks.samples == 2 * one_by_one.samples
     assert blocks.dead == one_by_one.dead
 
 

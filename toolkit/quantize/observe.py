@@ -63,17 +63,14 @@ def observe_run(
     tensors: Sequence[str],
     on_progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
+    *,
+    hash_inputs: bool = True,
 ) -> Observation:
     """`observe_tensors` with a runner of `shared_runner`, in several threads."""
     return observe_tensors(
-        run,
-        samples,
-        tensors,
-        on_progress,
-        checkpoint,
-        count=opencv_counts,
-        threads=sample_threads(),
-    )
+        run, samples, tensors, on_progress, checkpoint,
+        count=opencv_counts, threads=sample_threads(), hash_inputs=hash_inputs,
+    )  # fmt: skip
 
 
 def sample_threads() -> int:

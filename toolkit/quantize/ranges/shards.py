@@ -13,6 +13,7 @@ activations of the first sample are compared with those of this process.
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -314,10 +315,14 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
     """The task of a worker: observe samples `start` to `stop`; returns the encoded shard."""
     with _OPENING:
         work = _opened(job)
-    if _key(work.description, work.data, start, stop) != key:
-        raise RefusedError(f"has other files for samples {start} to {stop}")
-    with about(f"samples {start} to {stop}"):
-        return _observed(work.run, work.data, work.tensors, key=key, start=start, stop=stop)
+    with ThreadPoolExecutor(1) as thread:  # hashes files while others of its threads run samples
+        own = thread.submit(_key, work.description, work.data, start, stop)
+        try:
+            with about(f"samples {start} to {stop}"):
+                return _observed(work.run, work.data, work.tensors, key=key, start=start, stop=stop)
+        finally:  # before any error of other files
+            if own.result() != key:
+                raise RefusedError(f"has other files for samples {start} to {stop}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +375,7 @@ def _observed(
     watch, part = ChannelWatch(run), data.part(start, stop)
     state, samples = b"", 0
     try:
-        observation = observe_run(watch, part, tensors)
+        observation = observe_run(watch, part, tensors, hash_inputs=False)  # as its key has
     except NoSampleError:
         skipped = part.skipped
     else:
