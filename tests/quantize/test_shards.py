@@ -351,10 +351,10 @@ def test_states_that_lack_a_shard_or_are_of_something_else_are_refused(
 def test_states_of_a_machine_that_computes_other_bits_are_refused(
     model: Path, arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = shards.SharedRunner.__call__
+    real = SharedRunner.__call__
     with monkeypatch.context() as patch:
         patch.setattr(
-            shards.SharedRunner,
+            SharedRunner,
             "__call__",
             lambda self, feeds: {
                 name: np.nextafter(array, np.float32(9))
