@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 
 from calibration.dataset import Dataset, Sample, Skipped
 from calibration.errors import CalibrationError, NoSampleError
-from calibration.observer import Counts, Histogram, Tally
+from calibration.observer import Counts, Histogram, Tally, observe
 from calibration.progress import Progress
+from calibration.runs import Arrays, Block, BlockRun, Run, block_of
 from calibration.samples import digest_sample
 from calibration.state import Part, State, check_same, read_state, write_state
 from calibration.table import CalibrationTable
 from calibration.threshold import amax_by_method, method_named
 
-Run = Callable[[Sample], Mapping[str, NDArray[Any]]]
-"""Feeds of one sample -> the arrays of (at least) the requested tensors.
-
-The calling thread counts them before it calls again.
-"""
+_BLOCKS = 2
+"""Blocks for each thread at least, so that all have work."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Observation:
     """The result of one pass. `histograms`: one per tensor, in the requested order.
 
     `requested`: samples expected; `samples`: samples run; `skipped`: unreadable ones.
-    `fed_sha256`: hash of all model inputs.
+    `fed_sha256`: hash of all model inputs, "" if it was not asked for.
     """
 
     histograms: Mapping[str, Histogram]
@@ -125,14 +123,16 @@ def observe_tensors(
     *,
     count: Counts | None = None,
     threads: int = 1,
+    hash_inputs: bool = True,
 ) -> Observation:
     """Run every sample once and merge the histograms of each of `tensors`.
 
-    `count` counts bin numbers, None: `observer.numpy_counts`. `threads` samples are run and counted
-    at a time; with more than one, `run` must be thread-safe. Neither the result nor the error
-    depends on it.
+    `count` counts bin numbers, None: `observer.numpy_counts`. `threads` samples, or blocks of them
+    if `run` is a `BlockRun`, are run and counted at a time; with more than one, `run` must be
+    thread-safe. Neither the result nor the error depends on it.
 
-    Samples that `checkpoint` already contains are read and hashed, but not run.
+    Samples that `checkpoint` already contains are read and hashed, but not run. `hash_inputs`:
+    for `Observation.fed_sha256`; a checkpoint needs it.
     """
     if not tensors:
         raise CalibrationError(
@@ -150,14 +150,14 @@ def observe_tensors(
             if on_progress is not None:
                 on_progress(done, max(read, len(samples)))
 
-    with _OrderedWorkers(threads) as workers:
-        for number, sample in enumerate(samples):
-            digest_sample(digest, sample)
+    block = min(block_of(run), max(1, len(samples) // (_BLOCKS * threads)))
+    with _OrderedWorkers(tallies, threads, block) as workers:
+        for number, sample in enumerate(_hashed(samples, digest) if hash_inputs else samples):
             read = number + 1
             if read <= skip:
                 report(1)
             else:
-                report(workers.put(tallies, number, sample))
+                report(workers.put(number, sample))
             if checkpoint is not None and (
                 read == skip or (read > skip and read % checkpoint.every == 0)
             ):
@@ -172,7 +172,15 @@ def observe_tensors(
     histograms = tallies.histograms()
     if checkpoint is not None:
         _save(checkpoint, histograms, saved, fed)
-    return Observation(histograms, samples.requested, done, samples.skipped, fed.sha256)
+    fed_sha256 = fed.sha256 if hash_inputs else ""
+    return Observation(histograms, samples.requested, done, samples.skipped, fed_sha256)
+
+
+def _hashed(samples: Dataset, digest: "hashlib._Hash") -> Iterator[Sample]:
+    """Yield the samples of a pass, each hashed before."""
+    for sample in samples:
+        digest_sample(digest, sample)
+        yield sample
 
 
 class _Tallies:
@@ -185,45 +193,94 @@ class _Tallies:
         }
 
     def add(self, number: int, sample: Sample) -> None:
-        arrays = self._run(sample)
+        self._count(self._run(sample), number)
+
+    def add_block(self, block: Block) -> None:
+        arrays = self._run.run_block(block.feeds) if isinstance(self._run, BlockRun) else None
+        if arrays is None:
+            for number, sample in block.samples():
+                self.add(number, sample)
+            return
+        try:
+            self._count(arrays, block.first)
+        except CalibrationError:
+            for at in range(block.count):  # the error of the first sample is to be raised
+                for name in self._tallies:
+                    number = block.first + at
+                    observe(name, _tensor(arrays, name, number)[at], number)
+            raise
+
+    def histograms(self) -> dict[str, Histogram]:
+        return {name: tally.histogram() for name, (tally, _) in self._tallies.items()}
+
+    def _count(self, arrays: Arrays, number: int) -> None:
         for name, (tally, lock) in self._tallies.items():
             values = _tensor(arrays, name, number)
             with lock:
                 tally.add(values, number)
 
-    def histograms(self) -> dict[str, Histogram]:
-        return {name: tally.histogram() for name, (tally, _) in self._tallies.items()}
-
 
 class _OrderedWorkers(AbstractContextManager["_OrderedWorkers"]):
-    """Adds samples in `threads` threads, or in the caller's; errors are raised in sample order."""
+    """Adds samples in blocks, in `threads` threads or in the caller's; errors are raised in sample
+    order."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, tallies: _Tallies, threads: int, most: int) -> None:
+        """`most`: samples of a block."""
+        self._tallies = tallies
         self._threads = threads
+        self._most = most
+        self._block: Block | None = None
         self._pool = ThreadPoolExecutor(threads, "calibrate") if threads > 1 else None
-        self._waiting: deque[Future[None]] = deque()
+        self._waiting: deque[tuple[Future[None], int]] = deque()
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def put(self, tallies: _Tallies, number: int, sample: Sample) -> int:
+    def put(self, number: int, sample: Sample) -> int:
         """Add a sample now or later; return the number added since the last call."""
-        if self._pool is None:
-            tallies.add(number, sample)
+        if self._pool is None and self._most == 1:
+            self._tallies.add(number, sample)
             return 1
-        # A copy: a loader may write the next sample into the same memory.
-        copied = {name: array.copy() for name, array in sample.items()}
-        self._waiting.append(self._pool.submit(tallies.add, number, copied))
-        return sum(1 for _ in self._finished(self._threads))
+        added = 0
+        if self._block is not None and not self._block.is_like(sample):
+            added += self._start()
+        if self._block is None:
+            self._block = Block(number, sample, self._most)
+        else:
+            self._block.append(sample)
+        return added + (self._start() if self._block.full else 0)
 
     def wait(self) -> int:
         """Wait for all samples; return the number added since the last call."""
-        return sum(1 for _ in self._finished(0))
+        return self._start() + self._finish(0)
 
-    def _finished(self, remaining: int) -> Iterator[None]:
+    def _start(self) -> int:
+        """Add the block that has been filled."""
+        block, self._block = self._block, None
+        if block is None:
+            return 0
+        if self._pool is None:
+            self._add(block)
+            return block.count
+        self._waiting.append((self._pool.submit(self._add, block), block.count))
+        return self._finish(self._threads)
+
+    def _add(self, block: Block) -> None:
+        if self._most > 1:
+            self._tallies.add_block(block)
+            return
+        for number, sample in block.samples():
+            self._tallies.add(number, sample)
+
+    def _finish(self, remaining: int) -> int:
+        """Wait until so many blocks are not yet added; return the number of samples added."""
+        added = 0
         while len(self._waiting) > remaining:
-            yield self._waiting.popleft().result()
+            future, count = self._waiting.popleft()
+            future.result()
+            added += count
+        return added
 
 
 def _resumed(

@@ -1,6 +1,6 @@
 """Find channels that are zero in every sample: wasted work of a network."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
-"""Inputs of one sample -> arrays by tensor."""
+from calibration.arrays import Sample
+from calibration.runs import Arrays, BlockRun, Run, block_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,33 @@ class ChannelWatch:
         self._run = run
         self._alive: dict[str, NDArray[np.bool_]] = {}
         self._lock = Lock()
-        self._alive_lock = Lock()
         self.samples = 0
 
-    def __call__(self, sample: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    @property
+    def block(self) -> int:
+        """How many samples `run_block` takes at most."""
+        return block_of(self._run)
+
+    def __call__(self, sample: Sample) -> Arrays:
         """Run one sample; thread-safe if `run` is."""
         arrays = self._run(sample)
-        with self._alive_lock:
+        self._see(arrays, 1)
+        return arrays
+
+    def run_block(self, feeds: Arrays) -> Arrays | None:
+        """Run the samples of a block, see `BlockRun`."""
+        arrays = self._run.run_block(feeds) if isinstance(self._run, BlockRun) else None
+        if arrays is not None:
+            joined = {name: _joined(array) for name, array in arrays.items() if array.ndim >= 2}
+            self._see(joined, len(next(iter(feeds.values()))))
+        return arrays
+
+    def _see(self, arrays: Arrays, samples: int) -> None:
+        with self._lock:
             for name, array in arrays.items():
                 if array.ndim >= 2 and array.size:
                     self._update(name, array)
-            self.samples += 1
-        return arrays
+            self.samples += samples
 
     @property
     def alive(self) -> Mapping[str, NDArray[np.bool_]]:
@@ -77,3 +92,9 @@ class ChannelWatch:
         (silent,) = np.nonzero(~alive)
         if silent.size:
             alive[silent] = np.any(array[:, silent], axis=axes)
+
+
+def _joined(array: NDArray[Any]) -> NDArray[Any]:
+    """Arrays of a block, [samples, batch, ...] -> [samples * batch, ...]."""
+    joined: NDArray[Any] = array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+    return joined

@@ -13,6 +13,7 @@ split or in which order parts were merged, down to the last bit. Since 2^(e-1) <
 """
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -40,20 +41,20 @@ OCTAVES = ZOOM + _LOG2_BINS
 _SPARE = 8
 FINE_BINS = _SPARE + OCTAVES * _OCTAVE
 """Number of fine bins; see `Tally`."""
-MAX_PER_COUNT = 1 << 19
-"""Maximum number of elements per count. Fewer are slower: a count has a fixed cost over all bins,
-that of 100 000 elements in OpenCV."""
-_COUNT_DIRECTLY_FROM = 1 << 17  # elements; smaller arrays are buffered
-_BUFFER = 1 << 18  # elements per tensor
+MAX_PER_COUNT = 1 << 18
+"""Elements per count, which wait as bin numbers of their tensor. Fewer are slower: a count has a
+fixed cost over all bins, that of 100 000 elements in OpenCV."""
 _BLOCK = 1 << 16  # elements; with their bin numbers they fit in the second-level cache
+_THREAD = threading.local()
 _MAX_COUNTED = 2**31 - 1
 _MAX_FLOAT32_EXPONENT = 128
+# By `dtype.char`, in either byte order; numpy puts `dtype.name` together at each call.
 _WORKING_DTYPE: dict[str, type[np.floating[Any]]] = {
-    "float16": np.float32,
-    "float32": np.float32,
-    "float64": np.float64,
+    "e": np.float32,
+    "f": np.float32,
+    "d": np.float64,
 }
-_UNSIGNED: dict[str, type[np.unsignedinteger[Any]]] = {"float32": np.uint32, "float64": np.uint64}
+_UNSIGNED: dict[str, type[np.unsignedinteger[Any]]] = {"f": np.uint32, "d": np.uint64}
 
 
 def _no_counts() -> NDArray[np.int64]:
@@ -157,7 +158,7 @@ class Tally:
         """`count`: None is `numpy_counts`. `initial`: the histogram to extend."""
         self._tensor = tensor
         self._count = count or numpy_counts
-        self._buffer = np.empty(_BUFFER, np.uint16)
+        self._buffer = np.empty(MAX_PER_COUNT, np.uint16)
         self._buffered = 0
         self._counts = np.zeros(FINE_BINS, np.int32)
         self._counted = 0
@@ -171,7 +172,7 @@ class Tally:
         Raises CalibrationError, naming the tensor and `sample` (0-based): the array holds NaN or
         infinities, or has another dtype. The tally is unusable afterwards.
         """
-        working = _WORKING_DTYPE.get(values.dtype.name)
+        working = _WORKING_DTYPE.get(values.dtype.char)
         if working is None:
             raise CalibrationError(
                 f"tensor '{self._tensor}' is {values.dtype.name} in sample {sample}, but only "
@@ -183,8 +184,8 @@ class Tally:
         flat = np.ravel(values, order="K").astype(working, copy=False)
         if flat.size and self._minimum > self._maximum:  # the first array: widen once, not per part
             self._widen(max(float(flat.max()), -float(flat.min())))
-        for start in range(0, flat.size, MAX_PER_COUNT):
-            if not self._add_part(flat[start : start + MAX_PER_COUNT]):
+        for start in range(0, flat.size, _BLOCK):
+            if not self._add_block(flat[start : start + _BLOCK]):
                 raise _not_finite(self._tensor, flat, sample)
 
     def histogram(self) -> Histogram:
@@ -192,24 +193,20 @@ class Tally:
         self._spill()
         return Histogram(self._merged.bins, self._exponent, self._minimum, self._maximum)
 
-    def _add_part(self, part: NDArray[Any]) -> bool:
-        """Add at most `MAX_PER_COUNT` elements; False if they are not finite."""
+    def _add_block(self, block: NDArray[Any]) -> bool:
+        """Add at most `_BLOCK` elements; False if they are not finite."""
         # Adding zero turns -0.0 into 0.0; min() and max() would choose between them by order.
-        minimum, maximum = float(part.min()) + 0.0, float(part.max()) + 0.0
+        minimum = float(np.minimum.reduce(block)) + 0.0
+        maximum = float(np.maximum.reduce(block)) + 0.0
         if not (math.isfinite(minimum) and math.isfinite(maximum)):
             return False
         self._minimum = min(self._minimum, minimum)
         self._maximum = max(self._maximum, maximum)
         self._widen(max(maximum, -minimum))
-        if part.size >= _COUNT_DIRECTLY_FROM:
-            numbers = np.empty(part.size, np.uint16)
-            _number_bins(part, minimum < 0.0, self._exponent, numbers)
-            self._count_now(numbers)
-            return True
-        if self._buffered + part.size > self._buffer.size:
+        if self._buffered + block.size > self._buffer.size:
             self._count_buffered()
-        end = self._buffered + part.size
-        _number_bins(part, minimum < 0.0, self._exponent, self._buffer[self._buffered : end])
+        end = self._buffered + block.size
+        _number_bins(block, minimum < 0.0, self._exponent, self._buffer[self._buffered : end])
         self._buffered = end
         return True
 
@@ -221,15 +218,13 @@ class Tally:
             self._exponent = exponent
 
     def _count_buffered(self) -> None:
-        if self._buffered:
-            self._count_now(self._buffer[: self._buffered])
-            self._buffered = 0
-
-    def _count_now(self, numbers: NDArray[np.uint16]) -> None:
-        if self._counted > _MAX_COUNTED - numbers.size:
+        if not self._buffered:
+            return
+        if self._counted > _MAX_COUNTED - self._buffered:
             self._spill_counted()
-        self._counts += self._count(numbers)
-        self._counted += numbers.size
+        self._counts += self._count(self._buffer[: self._buffered])
+        self._counted += self._buffered
+        self._buffered = 0
 
     def _spill(self) -> None:
         self._count_buffered()
@@ -267,34 +262,39 @@ def numpy_counts(numbers: NDArray[np.uint16]) -> NDArray[np.int32]:
 def _number_bins(
     values: NDArray[Any], signed: bool, exponent: int, numbers: NDArray[np.uint16]
 ) -> None:
-    """Write the fine bin of each |x| into `numbers`; `signed`: some may be below 0.
+    """Write the fine bin of each |x| of a block into `numbers`; `signed`: some may be below 0.
 
     The `_SPARE` numbers below the first octave all mean "below it". Neighbours use them in turn: if
     every second element is 0, as after a ReLU, incrementing one counter would stall the processor.
     """
-    lower_limits, first, shift = _lower_limits(values.dtype.name, exponent)
-    unsigned = _UNSIGNED[values.dtype.name]
-    high = np.empty(min(_BLOCK, values.size), values.dtype)
-    for start in range(0, values.size, _BLOCK):
-        block, block_numbers = values[start : start + _BLOCK], numbers[start : start + _BLOCK]
-        scratch = high[: block.size]
-        magnitudes = np.abs(block, out=scratch) if signed else block
-        np.maximum(magnitudes, lower_limits[: block.size], out=scratch)
-        # The cast keeps the lowest 16 bits; differences modulo 2^16 are exact.
-        np.right_shift(scratch.view(unsigned), shift, out=block_numbers, casting="unsafe")
-        np.subtract(block_numbers, first, out=block_numbers)
+    lower_limits, first, shift = _lower_limits(values.dtype.char, exponent)
+    scratch = _scratch(values.dtype.char)[: values.size]
+    magnitudes = np.abs(values, out=scratch) if signed else values
+    np.maximum(magnitudes, lower_limits[: values.size], out=scratch)
+    bits = scratch.view(_UNSIGNED[values.dtype.char])
+    np.right_shift(bits, shift, out=bits)
+    numbers[...] = bits  # the lowest 16; differences modulo 2^16 are exact
+    np.subtract(numbers, first, out=numbers)
+
+
+def _scratch(kind: str) -> NDArray[Any]:
+    """Memory for a block, of this thread: it stays in the cache."""
+    if not hasattr(_THREAD, kind):
+        setattr(_THREAD, kind, np.empty(_BLOCK, kind))
+    scratch: NDArray[Any] = getattr(_THREAD, kind)
+    return scratch
 
 
 @lru_cache(maxsize=16)
-def _lower_limits(dtype: str, exponent: int) -> tuple[NDArray[Any], np.uint16, int]:
+def _lower_limits(kind: str, exponent: int) -> tuple[NDArray[Any], np.uint16, int]:
     """Return the smallest value of each spare bin, tiled over a block; the low bits of bin 0; and
     the number of mantissa bits below a fine bin.
     """
-    kind = np.finfo(dtype)
-    shift = int(kind.nmant) - (_LOG2_BINS - 1)
-    first = (exponent - OCTAVES + int(kind.maxexp) - 1) * _OCTAVE - _SPARE
+    layout = np.finfo(kind)
+    shift = int(layout.nmant) - (_LOG2_BINS - 1)
+    first = (exponent - OCTAVES + int(layout.maxexp) - 1) * _OCTAVE - _SPARE
     bits = np.arange(first, first + _SPARE, dtype=np.uint64) << np.uint64(shift)
-    lower_limits = bits.astype(_UNSIGNED[dtype]).view(dtype)
+    lower_limits = bits.astype(_UNSIGNED[kind]).view(kind)
     return np.tile(lower_limits, _BLOCK // _SPARE), np.uint16(first & 0xFFFF), shift
 
 

@@ -7,11 +7,12 @@ and two threads. onnxruntime keeps every activation of every image in memory, so
 `--peer-images` only. "forward" is the plain model on the same images: the floor.
 
 In the first table the clock starts after the imports of libraries and before the model is read, for
-both sides. The second one has whole processes from start to end, `tandem calibrate` and a script
-that calls the peer, on the same .npy file of `--peer-images` arrays: imports, reading and writing
-included, and INT8 judged on held-out samples by Tandem alone. It is compared by processor time,
-which a busy machine changes less than the clock. Each has run once before, with the bytecode of all
-modules written, as pip writes it for what it installs.
+both sides; Tandem's child that checks models starts beside its imports, as in the command. The
+second one has whole processes from start to end, `tandem calibrate` and a script that calls the
+peer, on the same .npy file of `--peer-images` arrays: imports, reading and writing included, and
+INT8 judged on held-out samples by Tandem alone. Processor time is changed less by a busy machine
+than the clock. Each has run once before, with the bytecode of all modules written, as pip writes it
+for what it installs.
 
 The peer runs as `quantize_static` runs it: create_calibrator with the defaults of the method,
 collect_data, compute_data. Its entropy calibrator has 128 bins by default, one for each level, so
@@ -43,6 +44,10 @@ PEERS = {
 }
 """The peer's calibrators beside ours; "entropy-2048" with as many bins as TensorRT's has."""
 SEED = 7
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+
+Times = tuple[float, float]
+"""Seconds of the clock and of processors."""
 
 
 def main() -> None:
@@ -58,6 +63,8 @@ def main() -> None:
     if arguments.peer_on is not None:
         peer_on_file(arguments.model, arguments.methods[0], arguments.peer_on)
         return
+    os.environ.pop(NO_BYTECODE, None)
+    measure("tandem", tandem, arguments.model, "minmax", 1)  # bytecode, as pip writes it
     rows = [measure("forward", forward, arguments.model, "", arguments.peer_images)]
     for method in arguments.methods:
         for peer_method in PEERS.get(method, ()):
@@ -71,16 +78,17 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"functions": rows, "commands": commands}))
         return
-    print(f"{'who':12} {'method':13} {'images':>6} {'s':>8} {'peak MB':>8} {'times ours':>10}")
+    heads = f"{'s':>8} {'CPU s':>8} {'peak MB':>8} {'times ours':>10}"
+    print(f"{'who':12} {'method':13} {'images':>6} {heads}")
     ours = {(r["method"], r["images"]): r["seconds"] for r in rows if r["who"] == "tandem"}
     for row in rows:
         base = ours.get((str(row["method"]).partition("-")[0], row["images"]))
         ratio = f"{row['seconds'] / base:.1f}x" if row["who"] == "onnxruntime" and base else ""
         print(
             f"{row['who']:12} {row['method']:13} {row['images']:6d} {row['seconds']:8.2f} "
-            f"{row['peak_mb']:8.0f} {ratio:>10}"
+            f"{row['cpu_s']:8.2f} {row['peak_mb']:8.0f} {ratio:>10}"
         )
-    print(f"\n{'process':18} {'method':13} {'s':>8} {'CPU s':>8} {'peak MB':>8} {'times ours':>10}")
+    print(f"\n{'process':18} {'method':13} {heads}")
     ours_cpu = {row["method"]: row["cpu_s"] for row in commands if row["who"] != "onnxruntime"}
     for row in commands:
         ratio = f"{row['cpu_s'] / ours_cpu[row['method']]:.1f}x"
@@ -119,7 +127,7 @@ def measure_process(arguments: Sequence[str]) -> dict[str, float]:
 
     Children that it waits for count.
     """
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment = {k: v for k, v in os.environ.items() if k != NO_BYTECODE}
     for _ in range(2):
         start = time.perf_counter()
         process = subprocess.Popen(
@@ -137,9 +145,10 @@ def measure_process(arguments: Sequence[str]) -> dict[str, float]:
 
 
 def measure(
-    who: str, work: Callable[[Path, str, int], float], model: Path, method: str, images: int
+    who: str, work: Callable[[Path, str, int], Times], model: Path, method: str, images: int
 ) -> dict[str, Any]:
-    """Run `work` in a fresh process and return its seconds and its peak resident memory."""
+    """Run `work` in a fresh process and return its seconds, clock and processor, and its peak
+    resident memory."""
     receive, send = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(
         target=_child, args=(send, work, model, method, images)
@@ -147,7 +156,7 @@ def measure(
     process.start()
     send.close()
     try:
-        seconds, peak_mb = receive.recv()
+        (seconds, cpu_s), peak_mb = receive.recv()
     except EOFError as err:
         raise SystemExit(f"{who} {method} with {images} images ended without a result") from err
     process.join()
@@ -156,19 +165,31 @@ def measure(
         "method": method,
         "images": images,
         "seconds": round(seconds, 3),
+        "cpu_s": round(cpu_s, 3),
         "peak_mb": round(peak_mb, 1),
     }
 
 
 def _child(
     send: Connection,
-    work: Callable[[Path, str, int], float],
+    work: Callable[[Path, str, int], Times],
     model: Path,
     method: str,
     images: int,
 ) -> None:
-    seconds = work(model, method, images)
-    send.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    times = work(model, method, images)
+    send.send((times, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+
+
+def now() -> Times:
+    """The clocks of this process."""
+    return time.perf_counter(), time.process_time()
+
+
+def since(start: Times) -> Times:
+    """What has passed on both clocks."""
+    wall, cpu = now()
+    return wall - start[0], cpu - start[1]
 
 
 def input_of(model: Path) -> tuple[str, tuple[int, ...]]:
@@ -185,26 +206,26 @@ def samples(model: Path, count: int) -> Iterator[dict[str, np.ndarray]]:
         yield {name: rng.standard_normal(shape, dtype=np.float32)}
 
 
-def forward(model: Path, method: str, count: int) -> float:
+def forward(model: Path, method: str, count: int) -> Times:
     """The plain model in onnxruntime."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = 2
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    start = time.perf_counter()
+    start = now()
     for sample in samples(model, count):
         session.run(None, sample)
-    return time.perf_counter() - start
+    return since(start)
 
 
-def peer(model: Path, method: str, count: int) -> float:
+def peer(model: Path, method: str, count: int) -> Times:
     """onnxruntime.quantization's calibrators, as its documentation uses them."""
     import onnxruntime.quantization  # noqa: F401  (imported before the clock starts)
 
-    start = time.perf_counter()
+    start = now()
     calibrate_with_peer(model, method, samples(model, count))
-    return time.perf_counter() - start
+    return since(start)
 
 
 def peer_on_file(model: Path, method: str, data: Path) -> None:
@@ -240,10 +261,15 @@ def calibrate_with_peer(model: Path, method: str, data: Iterator[dict[str, np.nd
         calibrator.compute_data()
 
 
-def tandem(model: Path, method: str, count: int) -> float:
-    """Our calibration, import and passes included."""
+def tandem(model: Path, method: str, count: int) -> Times:
+    """Our calibration, with the model's import and passes."""
     import onnxruntime  # noqa: F401  (imported before the clock starts)
 
+    from toolkit.graph.native import start as start_child
+    from toolkit.late_imports import import_late
+
+    import_late()  # both as the command does
+    start_child()
     from calibration.dataset import InputSpec, iterable_dataset
     from calibration.threshold import amax_by_method
     from toolkit.graph.passes import run_passes
@@ -251,12 +277,12 @@ def tandem(model: Path, method: str, count: int) -> float:
     from toolkit.quantize.observe import observe_graph
     from toolkit.quantize.quantize import calibrated_tensors
 
-    start = time.perf_counter()
+    start = now()
     graph, _ = run_passes(import_model(model).model)
     data = iterable_dataset(samples(model, count), [InputSpec(*input_of(model))], None)
     observation = observe_graph(graph, data, calibrated_tensors(graph))
     amax_by_method(observation.histograms, [method])
-    return time.perf_counter() - start
+    return since(start)
 
 
 if __name__ == "__main__":

@@ -325,7 +325,8 @@ def run(
 def environment(folder: Path, cache: str) -> dict[str, str]:
     """The environment of a command with a cache of its own."""
     root = str(Path(__file__).parents[1])
-    rest = {key: value for key, value in os.environ.items() if key != "TANDEM_REBUILD"}
+    unset = {"TANDEM_REBUILD", "PYTHONDONTWRITEBYTECODE"}  # pip writes bytecode, too
+    rest = {key: value for key, value in os.environ.items() if key not in unset}
     return {**rest, "TANDEM_CACHE": str(folder / cache), "PYTHONPATH": root}
 
 

@@ -159,6 +159,8 @@ class Workers(AbstractContextManager["Workers"]):
         self._start = start
         self.threads = threads
         self._executor: Executor | None = None
+        self._starting: Future[Executor] | None = None
+        self._imports: list[Future[None]] = []  # dropped ones would be cancelled
         self._has_copies = False  # that run though their results are there
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -167,6 +169,9 @@ class Workers(AbstractContextManager["Workers"]):
     def close(self, *, stop: bool = False) -> None:
         """End the executor; `stop`: also the tasks that run in processes of this machine. Copies
         whose results are there end in any case."""
+        if self._starting is not None:
+            with suppress(WorkersError):
+                self._open()
         executor, self._executor = self._executor, None
         if executor is None:
             return
@@ -176,11 +181,34 @@ class Workers(AbstractContextManager["Workers"]):
         for process in processes:
             process.terminate()
 
+    def prepare(self, module: str) -> None:
+        """Let the executor start in a thread, and workers of Dask import the module of their tasks,
+        while this process does something else. What fails is said when tasks come."""
+
+        def start() -> Executor:
+            executor = self._start()
+            if isinstance(executor, _Dask):
+                count = sum(executor.tasks_by_host().values())
+                self._imports = [executor.submit(_import, module) for _ in range(count)]
+            return executor
+
+        thread = ThreadPoolExecutor(1, "workers")
+        self._starting = thread.submit(start)
+        thread.shutdown(wait=False)
+
+    def _open(self) -> Executor:
+        """Return the executor, started if it is not. Raises WorkersError: it cannot be."""
+        if self._starting is not None:
+            starting, self._starting = self._starting, None
+            self._executor = starting.result()
+        self._executor = self._executor or self._start()
+        return self._executor
+
     def tasks_by_host(self) -> dict[str, int]:
         """Return how many tasks each host of Dask's workers runs at a time, which share its cores;
         nothing of other executors."""
-        self._executor = self._executor or self._start()
-        return self._executor.tasks_by_host() if isinstance(self._executor, _Dask) else {}
+        executor = self._open()
+        return executor.tasks_by_host() if isinstance(executor, _Dask) else {}
 
     def run(
         self,
@@ -259,13 +287,11 @@ class Workers(AbstractContextManager["Workers"]):
         need: int = 0,
     ) -> Future[bytes]:
         for _ in range(MAX_LOST):
-            self._executor = self._executor or self._start()
-            if not isinstance(self._executor, ThreadPoolExecutor):
+            executor = self._open()
+            if not isinstance(executor, ThreadPoolExecutor):
                 _check_name(function)
             try:
-                return self._executor.submit(
-                    _answer, _Function(function), expected, arguments, need
-                )
+                return executor.submit(_answer, _Function(function), expected, arguments, need)
             except BrokenExecutor:
                 self.close(stop=True)  # its own end waits for processes that started meanwhile
         raise WorkersError("the workers cannot be started: they end at once")
@@ -301,6 +327,13 @@ def _cancel(running: dict[Future[bytes], K], key: K) -> None:
     for future in [one for one in running if running[one] == key]:
         if future.cancel():
             del running[future]
+
+
+def _import(module: str) -> None:
+    """Import the module of tasks on a worker; one that cannot says so when they come."""
+    import_late()
+    with suppress(ImportError):
+        import_module(module)
 
 
 def _answer(

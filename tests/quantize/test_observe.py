@@ -18,7 +18,12 @@ from calibration.observer import FINE_BINS, MAX_PER_COUNT, numpy_counts, observe
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.quantize.observe import ActivationRunner, observe_graph, opencv_counts
+from toolkit.quantize.observe import (
+    ActivationRunner,
+    SharedRunner,
+    observe_graph,
+    opencv_counts,
+)
 from toolkit.quantize.quantize import calibrated_tensors
 
 
@@ -61,10 +66,11 @@ def test_lent_activations_are_those_of_a_call_in_every_thread(
 ) -> None:
     model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
     runner = ActivationRunner(model, ("x", "r0", "a1", "y"), threads=1)
+    shared = SharedRunner(runner)
     feeds = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(40)]
 
     def lent(fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        result = runner.run_shared(fed)
+        result = shared(fed)
         time.sleep(0.001)  # time for another thread to write where it must not
         return {name: array.copy() for name, array in result.items()}
 
@@ -80,9 +86,10 @@ def test_lending_writes_into_the_same_memory_again(
 ) -> None:
     model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
     runner = ActivationRunner(model, ("y",))
+    shared = SharedRunner(runner)
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
-    first = runner.run_shared({"x": x})["y"]
-    assert first is runner.run_shared({"x": x + 1})["y"]
+    first = shared({"x": x})["y"]
+    assert np.shares_memory(first, shared({"x": x + 1})["y"])
     np.testing.assert_array_equal(first, runner({"x": x + 1})["y"])
 
 
@@ -104,21 +111,21 @@ def test_activations_of_a_size_that_the_data_decide_are_lent_too(tmp_path: Path)
         tmp_path / "m.onnx",
     )
     model, _ = run_passes(import_model(tmp_path / "m.onnx").model)
-    runner = ActivationRunner(model, ("found",))
+    runner = SharedRunner(ActivationRunner(model, ("found",)))
     for x, expected in (([0, 1, 0, 0, 0, 0], [[1]]), ([1, 0, 0, 1, 0, 1], [[0, 3, 5]])):
-        assert runner.run_shared({"x": np.array(x, np.float32)})["found"].tolist() == expected
+        assert runner({"x": np.array(x, np.float32)})["found"].tolist() == expected
 
 
 def test_a_sample_that_does_not_fit_is_refused_when_lent_too(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
-    runner = ActivationRunner(model, ("y",))
+    runner = SharedRunner(ActivationRunner(model, ("y",)))
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
-    runner.run_shared({"x": x})
+    runner({"x": x})
     for bad in ({"x": x[:, :2]}, {"z": x}, {"x": x.astype(np.float64)}):
         with pytest.raises(BuildError, match="cannot run the model on a calibration sample"):
-            runner.run_shared(bad)
+            runner(bad)
 
 
 def test_a_graph_is_observed_as_one_sample_after_the_other_would_be(

@@ -212,8 +212,8 @@ def test_a_tally_of_arrays_in_any_order_and_grouping_is_the_histogram_of_the_who
 
 def test_arrays_of_every_size_and_width_are_counted_where_parts_are_small(rng, monkeypatch):
     monkeypatch.setattr(observer, "MAX_PER_COUNT", 64)
-    monkeypatch.setattr(observer, "_COUNT_DIRECTLY_FROM", 16)
-    monkeypatch.setattr(observer, "_BUFFER", 32)
+    monkeypatch.setattr(observer, "_BLOCK", 24)
+    monkeypatch.setattr(observer, "_lower_limits", observer._lower_limits.__wrapped__)  # no cache
     monkeypatch.setattr(observer, "_MAX_COUNTED", 200)
     for _ in range(20):
         arrays = [

@@ -21,13 +21,16 @@ from click.testing import CliRunner
 from model_fixtures import small_convnet
 from PIL import Image
 
+from calibration.arrays import Sample
 from calibration.errors import CalibrationError
+from calibration.runs import Arrays
 from calibration.table import encode_table
 from device.start.process_tree import ProcessRow, descendants, process_rows
 from toolkit.cache import read_entry, write_entry
 from toolkit.cli.main import tandem as command_line
 from toolkit.engine.measure import CalibrateRequest, measure_model, measure_shard
 from toolkit.errors import WorkersError
+from toolkit.quantize.observe import SharedRunner
 from toolkit.quantize.ranges import shards
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 from toolkit.quantize.ranges.report_text import ranges_text
@@ -203,12 +206,12 @@ def test_a_worker_that_computes_other_bits_is_refused_by_name(
     model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
-    real = shards.ActivationRunner.__call__
-    monkeypatch.setattr(
-        shards.ActivationRunner,
-        "__call__",
-        lambda self, feeds: {name: array * 1.5 for name, array in real(self, feeds).items()},
-    )
+
+    class Runner(SharedRunner):
+        def __call__(self, feeds: Sample) -> Arrays:
+            return {name: array * 1.5 for name, array in super().__call__(feeds).items()}
+
+    monkeypatch.setattr(shards, "SharedRunner", Runner)
     with (
         threads() as workers,
         pytest.raises(WorkersError, match=r"process \d+ computes other bits"),
@@ -348,11 +351,11 @@ def test_states_that_lack_a_shard_or_are_of_something_else_are_refused(
 def test_states_of_a_machine_that_computes_other_bits_are_refused(
     model: Path, arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = shards.ActivationRunner.run_shared
+    real = SharedRunner.__call__
     with monkeypatch.context() as patch:
         patch.setattr(
-            shards.ActivationRunner,
-            "run_shared",
+            SharedRunner,
+            "__call__",
             lambda self, feeds: {
                 name: np.nextafter(array, np.float32(9))
                 for name, array in real(self, feeds).items()

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +74,35 @@ def test_tasks_of_all_workers_of_a_host_share_its_cores() -> None:
     assert tasks_here(by_host) == 1  # in no worker of Dask
     with threads(2) as others:
         assert others.tasks_by_host() == {}
+
+
+def test_workers_of_dask_import_the_module_of_their_tasks_before_these_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    (tmp_path / "module_of_tasks.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with distributed.LocalCluster(
+        1, processes=False, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
+        for module in ("module_of_tasks", "no_such_module"):
+            with open_workers(cluster.scheduler_address) as workers:
+                workers.prepare(module)
+                assert dict(workers.run(count_run, {1: ()})) == {1: b"done"}
+                assert [future.result(30) for future in workers._imports] == [None]
+    assert sys.modules.pop("module_of_tasks").__file__ == str(tmp_path / "module_of_tasks.py")
+
+
+def test_a_scheduler_that_cannot_be_reached_is_said_when_tasks_come() -> None:
+    def start() -> Executor:
+        raise WorkersError("the scheduler cannot be reached")
+
+    with Workers(start) as unused:
+        unused.prepare("os")
+    with Workers(start) as workers:
+        workers.prepare("os")
+        with pytest.raises(WorkersError, match="cannot be reached"):
+            dict(workers.run(count_run, {1: ()}))
 
 
 def say_tasks_here(by_host: dict[str, int]) -> bytes:

@@ -12,6 +12,10 @@ from typing import Any
 from toolkit.errors import InferError
 
 MAX_RUN_SECONDS = 600.0  # a network of a board takes seconds on the slowest host
+_NO_GRAPH = (
+    "gpu_graph_id",
+    "-1",
+)  # where it is not said, onnxruntime 1.32 raises and catches: 50 us
 
 
 class _Watch:
@@ -65,6 +69,7 @@ def limited_run() -> Iterator[Any]:
 
     options = ort.RunOptions()
     options.log_severity_level = 4  # errors are raised too
+    options.add_run_config_entry(*_NO_GRAPH)
     _WATCH.add(options)
     try:
         yield options

@@ -28,6 +28,7 @@ from toolkit.quantize.qdq.export import FLOAT_FORMS, export_form
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
 from toolkit.quantize.ranges.report_html import ranges_html
 from toolkit.quantize.ranges.report_text import assumed_lines, ranges_builtins, ranges_text
+from toolkit.quantize.ranges.shards import observe_shard
 from toolkit.workers import Workers
 
 
@@ -46,6 +47,8 @@ def calibrate(options: Calibrate) -> None:
     cache_version(outputs.tensorrt or DEFAULT_TENSORRT)  # refused before data is read
     _refuse_with_shards(options)
     with workers_of(options.calibration) as workers:
+        if workers is not None:
+            workers.prepare(observe_shard.__module__)
         request, notes = _request(options, workers)
         if options.shard is None:
             _calibrate(options, request, notes)

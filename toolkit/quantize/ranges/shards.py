@@ -13,6 +13,7 @@ activations of the first sample are compared with those of this process.
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -26,11 +27,12 @@ import onnx_ir as ir
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from calibration.calibrate import Observation, observe_tensors
-from calibration.channels import ChannelWatch, Run
+from calibration.calibrate import Observation
+from calibration.channels import ChannelWatch
 from calibration.dataset import Divisible, InputSpec, Sample, Skipped, memory_dataset
 from calibration.errors import CalibrationError, NoSampleError
 from calibration.observer import merge
+from calibration.runs import Run
 from calibration.samples import digest_sample
 from calibration.state import Part, State, decode_state, encode_state
 from calibration.table import Sha256
@@ -38,7 +40,13 @@ from device.errors import TandemError
 from pipelines.config import PreprocessConfig
 from toolkit.cache import CALIBRATING, cache_folder, code_version, key_of, read_entry, write_entry
 from toolkit.errors import about
-from toolkit.quantize.observe import THREADS, ActivationRunner, opencv_counts, usable_cores
+from toolkit.quantize.observe import (
+    ActivationRunner,
+    SharedRunner,
+    observe_run,
+    sample_threads,
+    usable_cores,
+)
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.split import Head
 from toolkit.quantize.trials.metrics import int8_macs
@@ -128,7 +136,7 @@ class ShardedPass:
         """Observe a shard in this process."""
         return _observed(
             run, self.data, self.tensors,
-            key=self.key(start, stop), start=start, stop=stop, threads=min(THREADS, usable_cores()),
+            key=self.key(start, stop), start=start, stop=stop,
         )  # fmt: skip
 
 
@@ -296,10 +304,9 @@ def observe_head(
     run: Run, sharded: ShardedPass, on_progress: Callable[[int, int], None]
 ) -> Observation:
     """Observe the samples that are not left to shards."""
-    head = observe_tensors(
+    head = observe_run(
         run, memory_dataset(sharded.head.observed), sharded.tensors,
         lambda done, _: on_progress(done, len(sharded.data)),
-        count=opencv_counts, threads=min(THREADS, usable_cores()),
     )  # fmt: skip
     return replace(head, requested=sharded.data.requested)
 
@@ -308,21 +315,21 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
     """The task of a worker: observe samples `start` to `stop`; returns the encoded shard."""
     with _OPENING:
         work = _opened(job)
-    threads = min(THREADS, work.threads)
-    if _key(work.description, work.data, start, stop) != key:
-        raise RefusedError(f"has other files for samples {start} to {stop}")
-    with about(f"samples {start} to {stop}"):
-        return _observed(
-            work.run, work.data, work.tensors, key=key, start=start, stop=stop, threads=threads
-        )
+    with ThreadPoolExecutor(1) as thread:  # hashes files while others of its threads run samples
+        own = thread.submit(_key, work.description, work.data, start, stop)
+        try:
+            with about(f"samples {start} to {stop}"):
+                return _observed(work.run, work.data, work.tensors, key=key, start=start, stop=stop)
+        finally:  # before any error of other files
+            if own.result() != key:
+                raise RefusedError(f"has other files for samples {start} to {stop}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    run: ActivationRunner
+    run: Run
     data: Divisible
     tensors: tuple[str, ...]
-    threads: int
     description: str
 
 
@@ -337,12 +344,11 @@ def _opened(text: str) -> _Work:
             "all workers see"
         )
     graph = ir.from_proto(onnx.ModelProto.FromString(content))
-    cores = job.threads or max(1, usable_cores() // tasks_here(job.tasks_by_host))
-    threads = min(THREADS, cores)
+    cores = job.threads or usable_cores() // tasks_here(job.tasks_by_host)
     try:
         inputs = input_specs(graph)
         data = open_data(Path(job.data), inputs, job.preprocess, job.samples)
-        run = ActivationRunner(graph, job.tensors, cores // threads)
+        run = SharedRunner(ActivationRunner(graph, job.tensors, max(1, cores // sample_threads())))
         assert isinstance(data, Divisible)
         stop, expected = job.first
         own = _digest(run, next(iter(data.part(0, stop)), {}))
@@ -354,7 +360,7 @@ def _opened(text: str) -> _Work:
             "files differ"
         )
     description = _description(job.graph, expected, job.tensors, inputs, job.preprocess)
-    return _Work(run, data, job.tensors, threads, description)
+    return _Work(run, data, job.tensors, description)
 
 
 def _observed(
@@ -365,12 +371,11 @@ def _observed(
     key: str,
     start: int,
     stop: int,
-    threads: int,
 ) -> bytes:
     watch, part = ChannelWatch(run), data.part(start, stop)
     state, samples = b"", 0
     try:
-        observation = observe_tensors(watch, part, tensors, count=opencv_counts, threads=threads)
+        observation = observe_run(watch, part, tensors, hash_inputs=False)  # as its key has
     except NoSampleError:
         skipped = part.skipped
     else:

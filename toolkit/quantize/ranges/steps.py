@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from calibration.budget import BudgetResult
 from calibration.calibrate import Checkpoint, Observation
-from calibration.channels import ChannelWatch, Run
+from calibration.channels import ChannelWatch
 from calibration.dataset import Dataset, Sample, memory_dataset
 from calibration.errors import CalibrationError
+from calibration.runs import Run
 from calibration.state import read_state
 from toolkit.progress import Progress
 from toolkit.quantize.corrections.corrections import (
