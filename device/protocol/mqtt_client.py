@@ -1,18 +1,21 @@
 """paho's client, made safe against what a broker may send."""
 
 import ssl
+import struct
 import threading
+import time
 from typing import Literal
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.exception import MalformedPacket
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest expected, an index, has 1 MiB
 MAX_PACKET_BYTES = MAX_MESSAGE_BYTES + 2 * 65536  # with the topic and properties
-PUBLISH = 0x30  # the type of a packet, in its upper four bits
+PUBLISH, PUBACK = 0x30, 0x40  # the type of a packet, in its upper four bits
 READ_BYTES = 16 * 1024  # a TLS record
 READS_A_TURN = 64
 _ACCEPTED = ReasonCode(PacketTypes.PUBACK)
@@ -40,8 +43,44 @@ class Client(paho.Client):
         self.giant_topic = ""
         self.tls_error: ssl.SSLError | None = None
         self._giant_head = b""
-        self._unread = b""  # read from the socket, and not yet asked for by paho
+        self._unread = b""  # read from the socket; up to `_taken` it was taken
+        self._taken = 0
+        self._acknowledgements = b""  # of the messages of this turn
         self._reads_left = 0  # of the socket, before something is written again
+
+    def _packet_read(self) -> MQTTErrorCode:
+        """Take a packet. One that is here whole is taken at once: paho asks for its head byte by
+        byte, which takes longer than all that is done with it."""
+        start, data = self._taken, self._unread
+        body = None if self._in_packet["command"] else _body(data, start)
+        if body is None:
+            return super()._packet_read()
+        self._taken = body.stop
+        self._in_packet["command"] = data[start]
+        self._in_packet["remaining_length"] = body.stop - body.start
+        self._in_packet["packet"] = bytearray(data[body])
+        try:
+            return self._packet_handle()
+        except MalformedPacket:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        finally:
+            self._in_packet = {
+                "command": 0, "have_remaining": 0, "remaining_count": [], "remaining_mult": 1,
+                "remaining_length": 0, "packet": bytearray(), "to_process": 0, "pos": 0,
+            }  # fmt: skip
+
+    def _handle_on_message(self, message: paho.MQTTMessage) -> None:
+        """Hand a message over; paho looks for callbacks by its topic first, and there are none."""
+        take = self._on_message
+        if take is not None:
+            with self._in_callback_mutex:
+                take(self, self._userdata, message)
+
+    def _send_puback(self, mid: int) -> MQTTErrorCode:
+        """Acknowledge a message, with the others of this turn: each packet that is sent is a record
+        of TLS."""
+        self._acknowledgements += struct.pack("!BBH", PUBACK, 2, mid)
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _handle_publish(self) -> MQTTErrorCode:
         """Take a message. One of MQTT 5 without properties is read here: paho makes an object with
@@ -96,27 +135,35 @@ class Client(paho.Client):
 
         The socket is read in larger pieces: paho asks for a packet's header byte by byte.
         """
-        if not self._unread:
+        if self._taken == len(self._unread):
             self._reads_left -= 1
             if self._reads_left < 0:
                 raise BlockingIOError
             try:
-                self._unread = super()._sock_recv(max(count, READ_BYTES))
+                self._unread, self._taken = super()._sock_recv(max(count, READ_BYTES)), 0
+                self._last_bytes_received = time.monotonic()
             except BlockingIOError:
                 self._reads_left = 0
                 raise
             except ssl.SSLError as error:  # paho says only that the connection was lost
                 self.tls_error = error
                 raise
-        data, self._unread = self._unread[:count], self._unread[count:]
+        data = self._unread[self._taken : self._taken + count]
+        self._taken += len(data)
         return data
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """Read the packets that are there; paho waits in `select` before each one."""
         self._reads_left, code = READS_A_TURN, MQTTErrorCode.MQTT_ERR_SUCCESS
-        while not code and self._sock is not None and (self._unread or self._reads_left > 0):
+        while not code and self._sock is not None and self._has_more():
             code = super().loop_read(max_packets)
+        if self._acknowledgements and not code:
+            self._packet_queue(PUBACK, self._acknowledgements, 0, 1)
+            self._acknowledgements = b""
         return code
+
+    def _has_more(self) -> bool:
+        return self._taken < len(self._unread) or self._reads_left > 0
 
     def loop_forever(
         self, timeout: float = 1.0, retry_first_connection: bool = False
@@ -129,3 +176,16 @@ class Client(paho.Client):
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         finally:
             self.ended.set()
+
+
+def _body(data: bytes, start: int) -> slice | None:
+    """Return where the rest of the packet is whose head begins at `start`; None: it is not here
+    whole, or its length is no number of MQTT."""
+    length = shift = 0
+    for at in range(start + 1, min(start + 5, len(data))):
+        length |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            stop = at + 1 + length
+            return slice(at + 1, stop) if stop <= len(data) else None
+        shift += 7
+    return None
