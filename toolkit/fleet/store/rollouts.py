@@ -13,6 +13,7 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.machine import replay, step
 from toolkit.fleet.store.changes import next_changes
 from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.dialects import json_texts
 from toolkit.fleet.store.log import EVENT, Note, append, events_of
 
 APPLIED = "applied"
@@ -222,7 +223,7 @@ def find_desired(database: Database, devices: Sequence[str]) -> dict[str, Desire
         row.device: row
         for begin in range(0, len(devices), _BATCH)
         if (part := devices[begin : begin + _BATCH])
-        for row in _desired(database, f"device IN ({', '.join('?' * len(part))})", *part)
+        for row in _desired(database, f"device IN ({database.dialect.among})", json_texts(part))
     }
 
 
