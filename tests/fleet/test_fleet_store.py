@@ -303,8 +303,9 @@ def test_desired_documents_are_one_a_device(store: Database) -> None:
     row = rollouts.DesiredRow("d0", 7, 1, False, SHA, 9.5, "{}")
     for counter in (7, 8):
         with store.write():
-            rollouts.save_desired(store, [replace(row, counter=counter, undo=counter == 8)])
-    assert rollouts.desired_page(store) == [replace(row, counter=8, undo=True)]
+            newer = msgspec.structs.replace(row, counter=counter, undo=counter == 8)
+            rollouts.save_desired(store, [newer])
+    assert rollouts.desired_page(store) == [newer]
 
 
 def test_a_server_without_a_lease_keeps_nothing(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,8 +19,7 @@ APPLIED = "applied"
 _BATCH = 500  # rows of a statement
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredRow:
+class DesiredRow(msgspec.Struct, frozen=True):
     """The document that a device shall obey, and which rollout made it (with `undo`: going back).
 
     `document`: the payload of its topic, signed where the fleet signs.
