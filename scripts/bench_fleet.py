@@ -344,7 +344,10 @@ async def rollout(
 
         def on_desired(client: Client, _topic: str, payload: bytes) -> None:
             desired, _ = open_desired(payload)
-            orders.setdefault(client.name, set()).add(desired.counter)
+            counters = orders.setdefault(client.name, set())
+            if desired.counter in counters:  # said again, to which an agent says nothing new
+                return
+            counters.add(desired.counter)
             report(client, reported(2, desired.request, desired.release.blob.sha256))
 
         devices = [

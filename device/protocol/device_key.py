@@ -21,7 +21,7 @@ from device.protocol.documents import Signature, Signed, encode
 _MAX_KEY_BYTES = 64 * 1024
 _MAX_SIGNATURE_BYTES = 256  # of P-256: 72
 _P256 = "prime256v1"
-_SCHEME = "ecdsa-sha2-nistp256"
+SCHEME = "ecdsa-sha2-nistp256"
 _MAPS = Path("/proc/self/maps")
 # Function -> (result, arguments).
 _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
@@ -142,8 +142,12 @@ def keyid_of(public_der: bytes) -> str:
     JSON."""
     text = base64.encodebytes(public_der).replace(b"\n", b"").decode()
     rows = "\n".join(text[start : start + 64] for start in range(0, len(text), 64))
-    public = f"-----BEGIN PUBLIC KEY-----\n{rows}\n-----END PUBLIC KEY-----\n"
-    canonical = f'{{"keytype":"ecdsa","keyval":{{"public":"{public}"}},"scheme":"{_SCHEME}"}}'
+    return keyid_of_pem(f"-----BEGIN PUBLIC KEY-----\n{rows}\n-----END PUBLIC KEY-----\n")
+
+
+def keyid_of_pem(public: str) -> str:
+    """Return the id of a public key in PEM, as `keyid_of`."""
+    canonical = f'{{"keytype":"ecdsa","keyval":{{"public":"{public}"}},"scheme":"{SCHEME}"}}'
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

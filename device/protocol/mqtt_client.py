@@ -1,22 +1,40 @@
 """paho's client, made safe against what a broker may send."""
 
 import ssl
+import struct
 import threading
+import time
+from dataclasses import dataclass
 from typing import Literal
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.exception import MalformedPacket
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest expected, an index, has 1 MiB
 MAX_PACKET_BYTES = MAX_MESSAGE_BYTES + 2 * 65536  # with the topic and properties
-PUBLISH = 0x30  # the type of a packet, in its upper four bits
+PUBLISH, PUBACK = 0x30, 0x40  # the type of a packet, in its upper four bits
 READ_BYTES = 16 * 1024  # a TLS record
 READS_A_TURN = 64
 _ACCEPTED = ReasonCode(PacketTypes.PUBACK)
 _NO_PROPERTIES = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class PlainMessage:
+    """A message as paho's callback is given it; its own object takes 2 us to make."""
+
+    raw_topic: bytes
+    payload: bytes
+    retain: bool
+
+    @property
+    def topic(self) -> str:
+        """The topic. Raises UnicodeDecodeError."""
+        return self.raw_topic.decode()
 
 
 class Client(paho.Client):
@@ -40,30 +58,81 @@ class Client(paho.Client):
         self.giant_topic = ""
         self.tls_error: ssl.SSLError | None = None
         self._giant_head = b""
-        self._unread = b""  # read from the socket, and not yet asked for by paho
+        self._unread = b""  # read from the socket; up to `_taken` it was taken
+        self._taken = 0
+        self._acknowledgements = b""  # of the messages of this turn
         self._reads_left = 0  # of the socket, before something is written again
 
+    def _packet_read(self) -> MQTTErrorCode:
+        """Take the packets that are here whole, or a part of one: paho asks for a packet's head
+        byte by byte, which takes longer than all that is done with it."""
+        code, is_taken = MQTTErrorCode.MQTT_ERR_SUCCESS, False
+        while (
+            not code
+            and not self._in_packet["command"]
+            and self._sock is not None
+            and (body := _body(self._unread, self._taken)) is not None
+        ):
+            head, self._taken = self._unread[self._taken], body.stop
+            code, is_taken = self._take_packet(head, self._unread[body]), True
+        return code if is_taken else super()._packet_read()
+
+    def _take_packet(self, head: int, packet: bytes) -> MQTTErrorCode:
+        if head & 0xF0 == PUBLISH and self._is_plain(head, packet):
+            return self._take_plain(head, packet)
+        if head & 0xF0 == PUBACK and len(packet) == 2:
+            return self._take_acknowledgement(packet)
+        self._in_packet |= {
+            "command": head, "remaining_length": len(packet), "packet": bytearray(packet),
+        }  # fmt: skip
+        try:
+            return self._packet_handle()
+        except MalformedPacket:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        finally:
+            self._in_packet |= {"command": 0, "remaining_length": 0, "packet": bytearray()}
+
     def _handle_publish(self) -> MQTTErrorCode:
-        """Take a message. One of MQTT 5 without properties is read here: paho makes an object with
+        """Take a message that came in parts."""
+        head, packet = self._in_packet["command"], bytes(self._in_packet["packet"])
+        return self._take_plain(head, packet) if self._is_plain(head, packet) else (
+            super()._handle_publish()
+        )  # fmt: skip
+
+    def _is_plain(self, head: int, packet: bytes) -> bool:
+        """Whether a message has no properties of MQTT 5, and QoS 0 or 1. paho makes an object with
         all 27 for each, which is half of its thread's time."""
-        head, packet = self._in_packet["command"], self._in_packet["packet"]
-        qos, topic_end = head >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
-        begin = topic_end + (2 if qos else 0)
-        has_properties = packet[begin : begin + 1] != b"\0"  # or is damaged
-        if self._protocol != MQTTProtocolVersion.MQTTv5 or qos > 1 or has_properties:
-            return super()._handle_publish()
-        number = int.from_bytes(packet[topic_end:begin], "big")
-        message = paho.MQTTMessage(number, bytes(packet[2:topic_end]))
-        message.qos, message.retain = qos, bool(head & 1)
-        message.payload = bytes(packet[begin + 1 :])
-        self._handle_on_message(message)
-        return self._send_puback(number) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
+        qos = head >> 1 & 3
+        begin = 2 + int.from_bytes(packet[:2], "big") + (2 if qos else 0)
+        is_bare = packet[begin : begin + 1] == b"\0"  # and is not damaged
+        return self._protocol == MQTTProtocolVersion.MQTTv5 and qos < 2 and is_bare
+
+    def _take_plain(self, head: int, packet: bytes) -> MQTTErrorCode:
+        topic_end = 2 + int.from_bytes(packet[:2], "big")
+        begin = topic_end + (2 if head & 6 else 0)
+        message = PlainMessage(packet[2:topic_end], packet[begin + 1 :], bool(head & 1))
+        take = self._on_message
+        if take is not None:  # paho looks for callbacks by topic first, and there are none
+            take(self, self._userdata, message)  # type: ignore[arg-type]
+        if begin == topic_end:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        return self._send_puback(int.from_bytes(packet[topic_end:begin], "big"))
+
+    def _send_puback(self, mid: int) -> MQTTErrorCode:
+        """Acknowledge a message, with the others of this turn: each packet that is sent is a record
+        of TLS."""
+        self._acknowledgements += struct.pack("!BBH", PUBACK, 2, mid)
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
-        """Take an acknowledgement; one that says nothing but yes for the same reason here."""
+        """Take an acknowledgement that came in parts."""
         packet = self._in_packet["packet"]
         if cmd != "PUBACK" or len(packet) != 2:
             return super()._handle_pubackcomp(cmd)
+        return self._take_acknowledgement(packet)
+
+    def _take_acknowledgement(self, packet: bytes | bytearray) -> MQTTErrorCode:
+        """Take one that says nothing but yes; paho makes an object with all properties for it."""
         number = int.from_bytes(packet, "big")
         with self._out_message_mutex:
             if number in self._out_messages:
@@ -96,27 +165,35 @@ class Client(paho.Client):
 
         The socket is read in larger pieces: paho asks for a packet's header byte by byte.
         """
-        if not self._unread:
+        if self._taken == len(self._unread):
             self._reads_left -= 1
             if self._reads_left < 0:
                 raise BlockingIOError
             try:
-                self._unread = super()._sock_recv(max(count, READ_BYTES))
+                self._unread, self._taken = super()._sock_recv(max(count, READ_BYTES)), 0
+                self._last_bytes_received = time.monotonic()
             except BlockingIOError:
                 self._reads_left = 0
                 raise
             except ssl.SSLError as error:  # paho says only that the connection was lost
                 self.tls_error = error
                 raise
-        data, self._unread = self._unread[:count], self._unread[count:]
+        data = self._unread[self._taken : self._taken + count]
+        self._taken += len(data)
         return data
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """Read the packets that are there; paho waits in `select` before each one."""
         self._reads_left, code = READS_A_TURN, MQTTErrorCode.MQTT_ERR_SUCCESS
-        while not code and self._sock is not None and (self._unread or self._reads_left > 0):
+        while not code and self._sock is not None and self._has_more():
             code = super().loop_read(max_packets)
+        if self._acknowledgements and not code:
+            self._packet_queue(PUBACK, self._acknowledgements, 0, 1)
+            self._acknowledgements = b""
         return code
+
+    def _has_more(self) -> bool:
+        return self._taken < len(self._unread) or self._reads_left > 0
 
     def loop_forever(
         self, timeout: float = 1.0, retry_first_connection: bool = False
@@ -129,3 +206,16 @@ class Client(paho.Client):
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         finally:
             self.ended.set()
+
+
+def _body(data: bytes, start: int) -> slice | None:
+    """Return where the rest of the packet is whose head begins at `start`; None: it is not here
+    whole, or its length is no number of MQTT."""
+    length = shift = 0
+    for at in range(start + 1, min(start + 5, len(data))):
+        length |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            stop = at + 1 + length
+            return slice(at + 1, stop) if stop <= len(data) else None
+        shift += 7
+    return None

@@ -4,6 +4,7 @@ import queue
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ from device.protocol.mqtt import (
     pause_s,
     queue_putter,
 )
-from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES
+from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES, Client
 from device.protocol.mqtt_connection import CLOSE_WAIT_S, MAX_UNSENT
 from device.protocol.tls import TlsFiles
 from device.protocol.topics import Topics
@@ -294,6 +295,59 @@ def test_messages_of_each_kind_are_taken_as_they_were_published(
         taken = [events.get(timeout=WAIT_S) for _ in sent]
     expected = [Message(str(one["topic"]), bytes(one["payload"])) for one in sent]
     assert sorted(taken, key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096])
+def test_packets_are_taken_wherever_the_stream_is_cut(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With QoS 1: each is acknowledged, those that came together in one write."""
+    sizes = [*range(300), 16_383, 16_384, 40_000]
+    writes: list[int] = []
+    send = Client._sock_send
+
+    def counted(client: Client, data: bytes) -> int:
+        writes.append(len(data))
+        return send(client, data)
+
+    monkeypatch.setattr(Client, "_sock_send", counted)
+    packets = [
+        packet(0x32, b"\0\3t/1" + struct.pack(">H", number) + bytes(size))
+        for number, size in enumerate(sizes, start=1)
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(WAIT_S)
+        with link_to(server.getsockname()[1], version="3.1.1") as (_link, events):
+            connection, _address = server.accept()
+            connection.settimeout(WAIT_S)
+            connection.recv(1024)
+            connection.sendall(CONNACK)
+            connection.recv(1024)
+            connection.sendall(SUBACK)
+            assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+            writes.clear()
+            stream = b"".join(packets)
+            for begin in range(0, len(stream), piece):
+                connection.sendall(stream[begin : begin + piece])
+            taken = [events.get(timeout=WAIT_S) for _ in sizes]
+            answers = bytearray()
+            while len(answers) < 4 * len(sizes):
+                answers += connection.recv(65536)
+            connection.close()
+    assert taken == [Message("t/1", bytes(size)) for size in sizes]
+    numbers = range(1, len(sizes) + 1)
+    assert answers == b"".join(struct.pack(">BBH", 0x40, 2, number) for number in numbers)
+    if piece == 4096:
+        assert len(writes) < len(sizes) / 2
+
+
+def packet(head: int, body: bytes) -> bytes:
+    """Return a packet of MQTT."""
+    length, rest = bytearray(), len(body)
+    while rest > 127:
+        length.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes((head, *length, rest)) + body
 
 
 def test_a_topic_that_is_not_text_is_dropped() -> None:

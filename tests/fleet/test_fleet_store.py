@@ -299,12 +299,27 @@ def test_rollouts_come_back_by_replay(store: Database) -> None:
     assert rollouts.load_releases(store) == {SHA: (RELEASE, Path("/b"))}
 
 
+def test_rows_are_read_by_whatever_their_ids_are(store: Database) -> None:
+    names = ['a"b', "a\\b", "a,b", "ü?%s", "']", "d0"]
+    with store.write():
+        devices.save_devices(
+            store, [devices.DeviceRow(name, 1.0, None, None, {}) for name in names]
+        )
+        rollouts.save_desired(
+            store, [rollouts.DesiredRow(name, 7, 1, False, SHA, 9.5, "{}") for name in names]
+        )
+    assert {row.id for row in devices.load_devices(store, [*names, "nobody"])} == {*names}
+    assert rollouts.find_desired(store, [*names, "nobody"]).keys() == {*names}
+    assert devices.load_devices(store, []) == []
+
+
 def test_desired_documents_are_one_a_device(store: Database) -> None:
     row = rollouts.DesiredRow("d0", 7, 1, False, SHA, 9.5, "{}")
     for counter in (7, 8):
         with store.write():
-            rollouts.save_desired(store, [replace(row, counter=counter, undo=counter == 8)])
-    assert rollouts.desired_page(store) == [replace(row, counter=8, undo=True)]
+            newer = msgspec.structs.replace(row, counter=counter, undo=counter == 8)
+            rollouts.save_desired(store, [newer])
+    assert rollouts.desired_page(store) == [newer]
 
 
 def test_a_server_without_a_lease_keeps_nothing(

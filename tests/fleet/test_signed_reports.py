@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -30,8 +31,10 @@ from toolkit.fleet.authority import SERVER, Authority
 from toolkit.fleet.brokers.mosquitto import BrokerFiles
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
+from toolkit.fleet.server.control import Control
 from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.store.devices import DeviceRow
+from toolkit.fleet.store.lease import holder_name
 from toolkit.fleet.trust.certificates import issue_device, revoke_device
 from toolkit.fleet.trust.report_keys import ReportKeys, _DeviceKey
 
@@ -152,7 +155,7 @@ def test_a_signature_is_checked_only_of_what_could_be_news(fleet: Fleet) -> None
     server = FleetServer(load_fleet(fleet.folder))
     row = DeviceRow(DEVICE, 7.0, None, report("a", counter=5), {}, beat=6)
 
-    def told(kind: str, document: Reported | Beat, *, retained: bool) -> DeviceRow:
+    def told(kind: str, document: Reported | Beat, *, retained: bool) -> DeviceRow | None:
         topic = getattr(TOPICS, kind)
         return server._told(row, kind, Message(topic, encode(document), retained))
 
@@ -160,10 +163,26 @@ def test_a_signature_is_checked_only_of_what_could_be_news(fleet: Fleet) -> None
         ("reported", report("b", counter=5), report("b", counter=6)),
         ("beat", Beat(counter=6, at="2026-01-01"), Beat(counter=7, at="2026-01-01")),
     ):
-        assert told(kind, old, retained=True) == row
+        assert told(kind, old, retained=True) is None
         for document, is_retained in ((new, True), (old, False), (new, False)):
             with pytest.raises(TrustError, match="is not signed by a key of the device"):
                 told(kind, document, retained=is_retained)
+
+
+def test_what_is_known_and_not_checked_does_not_count_as_read(fleet: Fleet) -> None:
+    issue_device(fleet.authority, DEVICE, fleet.folder / "board")
+    settings = load_fleet(fleet.folder)
+    server = FleetServer(settings)
+    forged = Message(TOPICS.reported, encode(report("b", counter=5)), retained=True)
+    with closing(settings.open_store()) as database:
+        control = Control(database, holder_name())
+        control.devices[DEVICE] = DeviceRow(DEVICE, 7.0, None, report("a", counter=4), {})
+        server._take_message(forged, control)  # it could be news
+        control.devices[DEVICE] = DeviceRow(DEVICE, 7.0, None, report("a", counter=5), {})
+        server._take_message(forged, control)
+    counts = {kind: count for kind, count in server._meters.events().items() if count}
+    assert counts == {"unreadable": 1}
+    assert server._unread == {DEVICE}  # said once
 
 
 def test_a_key_of_a_certificate_is_that_of_securesystemslib() -> None:

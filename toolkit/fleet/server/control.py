@@ -440,7 +440,7 @@ class Control:
             return []
         payloads = self._sign([desired for _row, desired in drafts])
         return [
-            replace(row, document=payload.decode())
+            msgspec.structs.replace(row, document=payload.decode())
             for (row, _desired), payload in zip(drafts, payloads, strict=True)
         ]
 

@@ -420,9 +420,7 @@ class FleetServer:
         if not message.payload or not _DEVICE.match(device):
             return
         if not control.owns(device):
-            if not message.retained:
-                self._foreign_messages.pop((device, kind), None)
-                self._foreign_messages[device, kind] = time.monotonic(), message
+            self._keep_foreign(device, kind, message)
             return
         row = self._heard.get(device) or control.devices.get(device)
         if row is None and device in control.decommissioned and not _is_back(kind, message):
@@ -435,6 +433,8 @@ class FleetServer:
             if device not in self._unread:
                 self._unread.add(device)
                 LOG.warning("cannot read what %s says: %s", device, error)
+            return
+        if after is None:  # nobody has checked who signed it
             return
         self._unread.discard(device)
         self._meters.count(kind)
@@ -451,8 +451,15 @@ class FleetServer:
         elif after != row:  # it lives: kept with the lease
             control.devices[device] = after
 
-    def _told(self, row: DeviceRow, kind: str, message: Message) -> DeviceRow:
-        """Return a device after a message. What is retained or old says nothing of now.
+    def _keep_foreign(self, device: str, kind: str, message: Message) -> None:
+        """Keep what a device of another server says now, until that server is sure to live."""
+        if not message.retained:
+            self._foreign_messages.pop((device, kind), None)
+            self._foreign_messages[device, kind] = time.monotonic(), message
+
+    def _told(self, row: DeviceRow, kind: str, message: Message) -> DeviceRow | None:
+        """Return a device after a message; None: it was known, and is not read. What is retained or
+        old says nothing of now.
 
         Raises ValueError, TrustError: it is not understood, not signed by the device, or older than
         what is known.
@@ -465,20 +472,20 @@ class FleetServer:
             return replace(row, state=state, heard_s=now_s if believed else row.heard_s)
         return (self._reported if kind == "reported" else self._beat)(row, message, now_s)
 
-    def _reported(self, row: DeviceRow, message: Message, now_s: float) -> DeviceRow:
+    def _reported(self, row: DeviceRow, message: Message, now_s: float) -> DeviceRow | None:
         known = 0 if row.reported is None else row.reported.counter
         if _is_known(known, message, Reported):
-            return row
+            return None
         reported = self._reader.open(row.id, message.payload, Reported)
         if not _is_new(reported.counter, known, message):
             return row
         return replace(row, reported=reported, heard_s=now_s)
 
-    def _beat(self, row: DeviceRow, message: Message, now_s: float) -> DeviceRow:
+    def _beat(self, row: DeviceRow, message: Message, now_s: float) -> DeviceRow | None:
         # Reports and beats count in one sequence.
         known = max(row.beat, 0 if row.reported is None else row.reported.counter)
         if _is_known(known, message, Beat):
-            return row
+            return None
         beat = self._reader.open(row.id, message.payload, Beat)
         if not _is_new(beat.counter, known, message):
             return row

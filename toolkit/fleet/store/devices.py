@@ -14,6 +14,7 @@ from toolkit.fleet.rollout.targets import Target
 from toolkit.fleet.store.changes import next_changes
 from toolkit.fleet.store.database import Database, Row
 from toolkit.fleet.store.derived import derive, labels_text
+from toolkit.fleet.store.dialects import json_texts
 from toolkit.fleet.store.schema import DERIVED
 
 DEAF_S = 10.0  # what a server that hears has written is younger
@@ -85,13 +86,13 @@ def save_devices(database: Database, rows: Iterable[DeviceRow]) -> None:
 
 
 def _save_batch(database: Database, rows: Sequence[DeviceRow]) -> None:
-    ids = [row.id for row in rows]
-    marks = ", ".join("?" * len(ids))
     stored_labels = {
         str(device): msgspec.json.decode(text, type=dict[str, str])
-        for device, text in database.rows(f"SELECT id, labels FROM devices WHERE id IN ({marks})",
-            *ids)
-    }  # fmt: skip
+        for device, text in database.rows(
+            f"SELECT id, labels FROM devices WHERE id IN ({database.dialect.among})",
+            json_texts(row.id for row in rows),
+        )
+    }
     values = []
     for number, heard in zip(next_changes(database, len(rows)), rows, strict=True):
         labels = stored_labels.get(heard.id, heard.labels)
@@ -160,8 +161,8 @@ def load_devices(database: Database, devices: Sequence[str]) -> list[DeviceRow]:
         for begin in range(0, len(devices), _BATCH)
         if (part := devices[begin : begin + _BATCH])
         for row in database.rows(
-            f"SELECT {COLUMNS} FROM {TABLES} WHERE devices.id IN ({', '.join('?' * len(part))})",
-            *part,
+            f"SELECT {COLUMNS} FROM {TABLES} WHERE devices.id IN ({database.dialect.among})",
+            json_texts(part),
         )
     ]
 

@@ -5,8 +5,9 @@ Statements are written with `?` for values; none has a literal `?` or `%`.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from toolkit.errors import RolloutError
 
 BUSY_S = 30.0  # how long a writer waits for another one
 ROWS_AT_ONCE = 1000  # of a statement
+STATEMENTS = 256  # that are made once; there are few for each table
 BYTES_AT_ONCE = 64 * 1024 * 1024  # of JSON in a statement; PostgreSQL takes 256 MB
 Rows = Sequence[Sequence[object]]
 
@@ -40,7 +42,8 @@ class Dialect:
     that reads all as of one moment; `append_only`: what keeps the log from being changed, but for
     rows that a checkpoint covers, which may be deleted;
     `to_3`: what takes the triggers of older stores away; `position`: the function (text, part) that
-    is 0 where the part is not in the text; `storable`: makes a statement's values ones that it
+    is 0 where the part is not in the text; `among`: what IN takes, of the texts in a JSON
+    array; `storable`: makes a statement's values ones that it
     keeps; `run_many`: runs a statement for each row of values;
     `shares`: several servers may work on it."""
 
@@ -54,6 +57,7 @@ class Dialect:
     append_only: tuple[str, ...]
     to_3: tuple[str, ...]
     position: str
+    among: str
     storable: Callable[[Sequence[object]], Sequence[object]]
     run_many: Callable[[Connection, str, Rows], None]
     shares: bool
@@ -118,22 +122,25 @@ def _run_many_postgresql(connection: Connection, sql: str, rows: Rows) -> None:
 
 
 def _run_part(connection: Connection, sql: str, rows: Rows) -> None:
-    values = msgspec.json.encode(rows)
+    values, types = msgspec.json.encode(rows), {tuple(map(type, row)) for row in rows}
     if len(values) > BYTES_AT_ONCE and len(rows) > 1:
         middle = len(rows) // 2
         _run_part(connection, sql, rows[:middle])
         _run_part(connection, sql, rows[middle:])
         return
-    if b"\\u0000" in values or (b"null" in values and not _are_finite(rows)):
+    if b"\\u0000" in values or (b"null" in values and not _are_finite(rows, types)):
         values = msgspec.json.encode([[_in_json(value) for value in row] for row in rows])
-    connection.execute(statement_of_rows(sql, rows), (values.decode(),))
+    connection.execute(statement_of_rows(sql, frozenset(types)), (values.decode(),))
 
 
-def _are_finite(rows: Rows) -> bool:
+def _are_finite(rows: Rows, types: Iterable[Sequence[type]]) -> bool:
     """Whether no row has NaN or infinity, for which JSON says null as for None."""
-    columns = (set(column) for column in zip(*rows, strict=True))
+    floats = {number for row in types for number, kind in enumerate(row) if kind is float}
     return all(
-        math.isfinite(value) for column in columns for value in column if isinstance(value, float)
+        math.isfinite(value)
+        for number in floats
+        for row in rows
+        if isinstance(value := row[number], float)
     )
 
 
@@ -143,9 +150,11 @@ def _in_json(value: object) -> object:
     return value.replace("\0", "") if isinstance(value, str) else value
 
 
-def statement_of_rows(sql: str, rows: Rows) -> str:
+@lru_cache(STATEMENTS)
+def statement_of_rows(sql: str, types: frozenset[tuple[type, ...]]) -> str:
     """Return the statement of PostgreSQL that does for the rows of one JSON array what `sql` does
-    for the values of one row. The columns of the rows are integers, numbers or texts, or None."""
+    for the values of one row. `types`: those of the values of each row. The columns of the rows are
+    integers, numbers or texts, or None."""
     joined = {"INSERT": rf"SELECT \1 FROM {_GIVEN}", "UPDATE": "FROM", "DELETE": "USING"}
     word = sql.partition(" ")[0]
     if word == "INSERT":
@@ -153,17 +162,23 @@ def statement_of_rows(sql: str, rows: Rows) -> str:
     else:
         sql = sql.replace(" WHERE ", f" {joined[word]} {_GIVEN} WHERE ", 1)
     first, *parts = sql.split("?")
-    values = map(_value, range(len(parts)), zip(*rows, strict=True))
+    values = map(_value, range(len(parts)), zip(*types, strict=True))
     return first + "".join(f"{value}{part}" for value, part in zip(values, parts, strict=True))
 
 
-def _value(number: int, column: Sequence[object]) -> str:
+def _value(number: int, column: Iterable[type]) -> str:
     """Return a value of the row `given` in SQL. A column of whole and other numbers holds both."""
-    types = {type(value) for value in column} - {type(None)}
+    types = set(column) - {type(None)}
     if not types:
         return "NULL"
     kind = float if types == {int, float} else types.pop()
     return f"(given.row ->> {number})::{_TYPES[kind]}"
+
+
+def json_texts(texts: Iterable[str]) -> str:
+    """Return texts as the value of `Dialect.among`. Many values of one statement cost the driver
+    more than the database."""
+    return msgspec.json.encode([text.replace("\0", "") for text in texts]).decode()
 
 
 # The last row of the log that a checkpoint covers.
@@ -185,6 +200,7 @@ SQLITE = Dialect(
     ),
     to_3=("DROP TRIGGER log_no_update", "DROP TRIGGER log_no_delete"),
     position="instr",
+    among="SELECT value FROM json_each(?)",
     storable=lambda values: values,
     run_many=lambda connection, sql, rows: connection.cursor().executemany(sql, rows),
     shares=False,
@@ -211,6 +227,7 @@ POSTGRESQL = Dialect(
     ),
     to_3=("DROP TRIGGER log_no_change ON log", "DROP FUNCTION log_is_append_only()"),
     position="strpos",
+    among="SELECT jsonb_array_elements_text(?::jsonb)",
     storable=_without_nul,
     run_many=_run_many_postgresql,
     shares=True,

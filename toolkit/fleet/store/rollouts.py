@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -13,14 +12,14 @@ from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.machine import replay, step
 from toolkit.fleet.store.changes import next_changes
 from toolkit.fleet.store.database import Database
+from toolkit.fleet.store.dialects import json_texts
 from toolkit.fleet.store.log import EVENT, Note, append, events_of
 
 APPLIED = "applied"
 _BATCH = 500  # rows of a statement
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredRow:
+class DesiredRow(msgspec.Struct, frozen=True):
     """The document that a device shall obey, and which rollout made it (with `undo`: going back).
 
     `document`: the payload of its topic, signed where the fleet signs.
@@ -222,7 +221,7 @@ def find_desired(database: Database, devices: Sequence[str]) -> dict[str, Desire
         row.device: row
         for begin in range(0, len(devices), _BATCH)
         if (part := devices[begin : begin + _BATCH])
-        for row in _desired(database, f"device IN ({', '.join('?' * len(part))})", *part)
+        for row in _desired(database, f"device IN ({database.dialect.among})", json_texts(part))
     }
 
 

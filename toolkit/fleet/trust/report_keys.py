@@ -6,10 +6,12 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
 from securesystemslib.signer import Key, Signature, SSlibKey
 
 from device.errors import TrustError
+from device.protocol.device_key import SCHEME, keyid_of_pem
 from device.protocol.documents import Reported
 from device.protocol.signed import Told, open_told
 from toolkit.errors import FleetError
@@ -26,8 +28,9 @@ class _DeviceKey(SSlibKey):
         """Raises ValueError: it is on another curve."""
         if not isinstance(parsed.curve, ec.SECP256R1):
             raise ValueError(f"the curve {parsed.curve.name} is not P-256")
-        key = SSlibKey.from_crypto(parsed)
-        super().__init__(key.keyid, key.keytype, key.scheme, key.keyval)
+        public = parsed.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        # As `SSlibKey.from_crypto` does, which tries each kind of key.
+        super().__init__(keyid_of_pem(public), "ecdsa", SCHEME, {"public": public})
         self._parsed = parsed
 
     def verify_signature(self, signature: Signature, data: bytes) -> None:
