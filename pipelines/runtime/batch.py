@@ -265,22 +265,21 @@ class BatchRunner:
         """Decode what the models gave for one frame, and give the result to the sinks."""
         frame, first, times_ms = inference.frame, inference.first, inference.times_ms
         name, followed = self._first.config.name, self._followed.config.name
-        scene = self._scenes[frame.camera]
         results: dict[str, Decoded] = {}  # of all models that saw the frame
+        zones = None
         if first is not None:
             inference.add(first.run)
-            begin_ns = time.monotonic_ns()
-            results[name] = raw = first.decoded()
-            times_ms["decode"] = (time.monotonic_ns() - begin_ns) / 1e6
-            if self.tap is not None:
-                self.tap.offer(frame, lambda: scene.placed(raw, frame, inference.x, inference.y))
+            zones = self._follow_at_once(inference, first, results)
+            if zones is None:
+                self._decode(inference, first, results)
         for beside, (run, decoded) in inference.beside.items():
             inference.add(run)
             results[beside] = decoded
             times_ms[beside] = (run.span_ns[1] - run.span_ns[0]) / 1e6
         infer_ns = inference.runs[0].infer_ns if inference.runs else None
         fresh = frozenset(results)
-        zones = self._follow(inference, results)
+        if zones is None:
+            zones = self._follow(inference, results)
         results = {
             model: self._described(model, decoded, inference, fresh=model in fresh)
             for model, decoded in results.items()
@@ -299,6 +298,40 @@ class BatchRunner:
             },
         )
         return self._give(inference, results.get(name, no_detections()), facts, sinks)
+
+    def _follow_at_once(
+        self, inference: _FrameInference, first: InferenceResult, results: dict[str, Decoded]
+    ) -> ZoneFrame | None:
+        """Decode and follow by one call, where no step between needs what was decoded, and no other
+        model saw the frame; return what happened in zones. None: one after the other."""
+        frame, name = inference.frame, self._first.config.name
+        if (
+            self.tap is not None
+            or inference.beside
+            or name != self._followed.config.name
+            or self._controls.least_score(frame.camera)
+        ):
+            return None
+        begin_ns = time.monotonic_ns()
+        scene, network = self._scenes[frame.camera], first.network
+        followed = scene.follow_head(first.outputs, network.decode, first.view, frame)
+        if followed is None:
+            return None
+        results[name], zones, decoded_ns = followed
+        inference.times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
+        inference.times_ms["track"] = (time.monotonic_ns() - decoded_ns) / 1e6
+        return zones
+
+    def _decode(
+        self, inference: _FrameInference, first: InferenceResult, results: dict[str, Decoded]
+    ) -> None:
+        """Decode what the first model gave, and offer it to the tap."""
+        frame, begin_ns = inference.frame, time.monotonic_ns()
+        results[self._first.config.name] = raw = first.decoded()
+        inference.times_ms["decode"] = (time.monotonic_ns() - begin_ns) / 1e6
+        if self.tap is not None:
+            scene = self._scenes[frame.camera]
+            self.tap.offer(frame, lambda: scene.placed(raw, frame, inference.x, inference.y))
 
     def _follow(self, inference: _FrameInference, results: dict[str, Decoded]) -> ZoneFrame:
         """Bring results into the frame's pixels, in place, those of the model that is followed with
