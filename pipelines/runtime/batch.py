@@ -228,21 +228,16 @@ class BatchRunner:
         the sinks before it is yielded."""
         for inference in started.collect():
             now_ns, arrived_ns = time.monotonic_ns(), inference.frame.t_recv.mono_ns
-            moments = [("wait", started.begin_ns), ("collect", now_ns)]
-            if inference.first is not None:
-                run = inference.first.run
-                moments = [
-                    ("wait", run.span_ns[0]),
-                    ("preprocess", run.ready_ns),
-                    ("queue", run.infer_ns[0]),
-                    ("infer", run.infer_ns[1]),
-                    ("collect", now_ns),
-                ]
-            begins_ns = (arrived_ns, *(end_ns for _, end_ns in moments))
-            inference.times_ms = {
-                stage: (end_ns - begin_ns) / 1e6
-                for begin_ns, (stage, end_ns) in zip(begins_ns, moments, strict=False)
-            }
+            times_ms, done_ns = inference.times_ms, started.begin_ns
+            run = None if inference.first is None else inference.first.run
+            begin_ns = started.begin_ns if run is None else run.span_ns[0]
+            times_ms["wait"] = (begin_ns - arrived_ns) / 1e6
+            if run is not None:
+                infer_ns, done_ns = run.infer_ns
+                times_ms["preprocess"] = (run.ready_ns - begin_ns) / 1e6
+                times_ms["queue"] = (infer_ns - run.ready_ns) / 1e6
+                times_ms["infer"] = (done_ns - infer_ns) / 1e6
+            times_ms["collect"] = (now_ns - done_ns) / 1e6
             yield self._finish(inference, sinks)
 
     def _pictures_for(self, inferences: Sequence[_FrameInference]) -> dict[str, dict[int, Picture]]:
@@ -297,7 +292,8 @@ class BatchRunner:
                 if model != name
             },
         )
-        return self._give(inference, results.get(name, no_detections()), facts, sinks)
+        own = results[name] if name in results else no_detections()
+        return self._give(inference, own, facts, sinks)
 
     def _follow_at_once(
         self, inference: _FrameInference, first: InferenceResult, results: dict[str, Decoded]

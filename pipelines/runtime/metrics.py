@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -20,9 +20,9 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._frames = 0
-        self._stages: dict[str, deque[float]] = {}
+        self._stages: dict[str, deque[float]] = defaultdict(_samples)
         self._processors: Counter[str] = Counter()
-        self._totals: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._totals = _samples()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._since = time.monotonic()
 
@@ -34,17 +34,18 @@ class Metrics:
             self._frames += 1
             self._totals.append(total_ms)
             self._recent.append(total_ms)
-            self._processors.update(processors)
+            for processor in processors:
+                self._processors[processor] += 1
             for stage, value in stages_ms.items():
-                self._stages.setdefault(stage, deque(maxlen=MAX_SAMPLES)).append(value)
+                self._stages[stage].append(value)
 
     def take(self, dropped: Mapping[str, int]) -> Stats:
         """Return the figures since the last call and start a new interval."""
         now = time.monotonic()
         with self._lock:
             frames, self._frames = self._frames, 0
-            totals, self._totals = self._totals, deque(maxlen=MAX_SAMPLES)
-            stages, self._stages = self._stages, {}
+            totals, self._totals = self._totals, _samples()
+            stages, self._stages = self._stages, defaultdict(_samples)
             processors, self._processors = self._processors, Counter()
             recent = tuple(self._recent)
             span, self._since = now - self._since, now
@@ -63,6 +64,10 @@ class Metrics:
             recent_p95_ms=recent_p95_ms,
             processors=dict(processors),
         )
+
+
+def _samples() -> deque[float]:
+    return deque(maxlen=MAX_SAMPLES)
 
 
 def _percentiles(values: Iterable[float], *percents: float) -> list[float]:

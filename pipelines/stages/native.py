@@ -223,7 +223,7 @@ class NativePlanes:
         return True
 
     def _takes(self, pixels: NDArray[np.uint8]) -> bool:
-        self._call.pixels, self._call.pixel_stride = pixels.ctypes.data, max(pixels.strides[0], 0)
+        self._call.pixels, self._call.pixel_stride = _address(pixels), max(pixels.strides[0], 0)
         return self._is_possible and pixels.strides[0] >= 0
 
 
