@@ -90,6 +90,8 @@ class Started:
     @property
     def futures(self) -> tuple[Future[Any], ...]:
         """What is to be done before the batch can be finished without waiting."""
+        if self.here:
+            return ()
         running = (one for one in self.first if isinstance(one, Future))
         return (*running, *(future for _, future in self.beside.values()))
 
