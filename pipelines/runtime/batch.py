@@ -90,6 +90,8 @@ class Started:
     @property
     def futures(self) -> tuple[Future[Any], ...]:
         """What is to be done before the batch can be finished without waiting."""
+        if self.here:
+            return ()
         running = (one for one in self.first if isinstance(one, Future))
         return (*running, *(future for _, future in self.beside.values()))
 
@@ -228,21 +230,16 @@ class BatchRunner:
         the sinks before it is yielded."""
         for inference in started.collect():
             now_ns, arrived_ns = time.monotonic_ns(), inference.frame.t_recv.mono_ns
-            moments = [("wait", started.begin_ns), ("collect", now_ns)]
-            if inference.first is not None:
-                run = inference.first.run
-                moments = [
-                    ("wait", run.span_ns[0]),
-                    ("preprocess", run.ready_ns),
-                    ("queue", run.infer_ns[0]),
-                    ("infer", run.infer_ns[1]),
-                    ("collect", now_ns),
-                ]
-            begins_ns = (arrived_ns, *(end_ns for _, end_ns in moments))
-            inference.times_ms = {
-                stage: (end_ns - begin_ns) / 1e6
-                for begin_ns, (stage, end_ns) in zip(begins_ns, moments, strict=False)
-            }
+            times_ms, done_ns = inference.times_ms, started.begin_ns
+            run = None if inference.first is None else inference.first.run
+            begin_ns = started.begin_ns if run is None else run.span_ns[0]
+            times_ms["wait"] = (begin_ns - arrived_ns) / 1e6
+            if run is not None:
+                infer_ns, done_ns = run.infer_ns
+                times_ms["preprocess"] = (run.ready_ns - begin_ns) / 1e6
+                times_ms["queue"] = (infer_ns - run.ready_ns) / 1e6
+                times_ms["infer"] = (done_ns - infer_ns) / 1e6
+            times_ms["collect"] = (now_ns - done_ns) / 1e6
             yield self._finish(inference, sinks)
 
     def _pictures_for(self, inferences: Sequence[_FrameInference]) -> dict[str, dict[int, Picture]]:
@@ -265,22 +262,21 @@ class BatchRunner:
         """Decode what the models gave for one frame, and give the result to the sinks."""
         frame, first, times_ms = inference.frame, inference.first, inference.times_ms
         name, followed = self._first.config.name, self._followed.config.name
-        scene = self._scenes[frame.camera]
         results: dict[str, Decoded] = {}  # of all models that saw the frame
+        zones = None
         if first is not None:
             inference.add(first.run)
-            begin_ns = time.monotonic_ns()
-            results[name] = raw = first.decoded()
-            times_ms["decode"] = (time.monotonic_ns() - begin_ns) / 1e6
-            if self.tap is not None:
-                self.tap.offer(frame, lambda: scene.placed(raw, frame, inference.x, inference.y))
+            zones = self._follow_at_once(inference, first, results)
+            if zones is None:
+                self._decode(inference, first, results)
         for beside, (run, decoded) in inference.beside.items():
             inference.add(run)
             results[beside] = decoded
             times_ms[beside] = (run.span_ns[1] - run.span_ns[0]) / 1e6
         infer_ns = inference.runs[0].infer_ns if inference.runs else None
         fresh = frozenset(results)
-        zones = self._follow(inference, results)
+        if zones is None:
+            zones = self._follow(inference, results)
         results = {
             model: self._described(model, decoded, inference, fresh=model in fresh)
             for model, decoded in results.items()
@@ -298,7 +294,42 @@ class BatchRunner:
                 if model != name
             },
         )
-        return self._give(inference, results.get(name, no_detections()), facts, sinks)
+        own = results[name] if name in results else no_detections()
+        return self._give(inference, own, facts, sinks)
+
+    def _follow_at_once(
+        self, inference: _FrameInference, first: InferenceResult, results: dict[str, Decoded]
+    ) -> ZoneFrame | None:
+        """Decode and follow by one call, where no step between needs what was decoded, and no other
+        model saw the frame; return what happened in zones. None: one after the other."""
+        frame, name = inference.frame, self._first.config.name
+        if (
+            self.tap is not None
+            or inference.beside
+            or name != self._followed.config.name
+            or self._controls.least_score(frame.camera)
+        ):
+            return None
+        begin_ns = time.monotonic_ns()
+        scene, network = self._scenes[frame.camera], first.network
+        followed = scene.follow_head(first.outputs, network.decode, first.view, frame)
+        if followed is None:
+            return None
+        results[name], zones, decoded_ns = followed
+        inference.times_ms["decode"] = (decoded_ns - begin_ns) / 1e6
+        inference.times_ms["track"] = (time.monotonic_ns() - decoded_ns) / 1e6
+        return zones
+
+    def _decode(
+        self, inference: _FrameInference, first: InferenceResult, results: dict[str, Decoded]
+    ) -> None:
+        """Decode what the first model gave, and offer it to the tap."""
+        frame, begin_ns = inference.frame, time.monotonic_ns()
+        results[self._first.config.name] = raw = first.decoded()
+        inference.times_ms["decode"] = (time.monotonic_ns() - begin_ns) / 1e6
+        if self.tap is not None:
+            scene = self._scenes[frame.camera]
+            self.tap.offer(frame, lambda: scene.placed(raw, frame, inference.x, inference.y))
 
     def _follow(self, inference: _FrameInference, results: dict[str, Decoded]) -> ZoneFrame:
         """Bring results into the frame's pixels, in place, those of the model that is followed with

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from statistics import median
 from typing import Literal, Protocol
 
@@ -14,6 +15,7 @@ from pipelines.runtime.load_control import LoadControl
 from pipelines.sources.table import Source
 
 HEARTBEAT_S = 0.5
+LOOK_S = 0.01  # between two looks at the cameras
 SLACK_S = 3.0  # a frame that is there has a result by then, or the loop has frozen
 ENDING_S = 30.0  # sinks finish their files after the last frame
 LONGEST_S = 86400.0
@@ -56,6 +58,7 @@ class HeartbeatSender:
         self._reported: tuple[_State, str, str] = ("starting", "", "")
         self._since_s = time.monotonic()
         self._due_s = 0.0
+        self._looked_s = -inf  # at the cameras
 
     def watch(
         self,
@@ -94,6 +97,10 @@ class HeartbeatSender:
         if self._control is not None:
             self._control.tick()
             load = self._control.text
+        # The loop turns twice for a frame; its first one is news.
+        if load == self._reported[2] and now_s < self._looked_s + LOOK_S and self._frames > 1:
+            return
+        self._looked_s = now_s
         away = self._away()
         state: _State = "running"
         if away is not None:

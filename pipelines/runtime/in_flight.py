@@ -6,7 +6,7 @@ be free, by the time that batches take. Results come in the order in which frame
 """
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -70,7 +70,9 @@ class _Costs:
     """What batches take: the engines by the number of frames, all that the loop does itself, and of
     that reading, and making inputs."""
 
-    engines: dict[int, _RunningMedian] = field(default_factory=dict)
+    engines: defaultdict[int, _RunningMedian] = field(
+        default_factory=lambda: defaultdict(_RunningMedian)
+    )
     own: _RunningMedian = field(default_factory=_RunningMedian)
     read: _RunningMedian = field(default_factory=_RunningMedian)
     prepare: _RunningMedian = field(default_factory=_RunningMedian)
@@ -184,7 +186,7 @@ class InFlightQueue:
         engine_s = done_s - self._engine_from_s(pending)
         if started.here:
             engine_s = started.infer_s()
-        self._costs.engines.setdefault(pending.size, _RunningMedian()).add(engine_s)
+        self._costs.engines[pending.size].add(engine_s)
         self._costs.prepare.add(started.prepare_s())
         self._done_s.append(done_s)
         return engine_s

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -208,75 +209,44 @@ def model_rows(decoded: Decoded, labels: Sequence[str]) -> ModelRows:
 def detection_rows(decoded: Decoded, labels: Sequence[str]) -> tuple[Detection, ...]:
     """Return the objects, or the classes of the whole frame."""
     if isinstance(decoded, ClassScores):
-        rows = zip(decoded.class_ids.tolist(), _rounded(decoded.scores, 3), strict=True)
-        return tuple(Detection(label_of(labels, c), c, s) for c, s in rows)
+        shares = zip(decoded.class_ids.tolist(), _rounded(decoded.scores, 3), strict=True)
+        return tuple(Detection(label_of(labels, c), c, s) for c, s in shares)
     if not isinstance(decoded, Detections):
         return ()
     class_ids, scores = decoded.class_ids.tolist(), _rounded(decoded.scores, 3)
-    boxes = _rounded(decoded.boxes, 1)
-    if _is_plain(decoded):
-        return tuple(
-            Detection(label_of(labels, c), c, s, tuple(b))
-            for c, s, b in zip(class_ids, scores, boxes, strict=True)
-        )
-    extras = _extras(decoded)
-    return tuple(
-        Detection(
-            label_of(labels, c),
-            c,
-            s,
-            tuple(b),
-            track_id=track,
-            keypoints=keypoints,
-            rotated=rotated,
-            mask=mask,
-            attributes=attributes,
-        )
-        for c, s, b, (track, keypoints, rotated, mask, attributes) in zip(
-            class_ids, scores, boxes, extras, strict=True
-        )
-    )
+    names = [label_of(labels, number) for number in class_ids]
+    boxes = map(tuple, _rounded(decoded.boxes, 1))
+    rows = zip(names, class_ids, scores, boxes, *_extras(decoded), strict=True)
+    return tuple(starmap(Detection, rows))
 
 
-def _is_plain(detections: Detections) -> bool:
-    return (
-        detections.track_ids is None
-        and detections.keypoints is None
-        and detections.masks is None
-        and detections.rotated is None
-        and detections.attributes is None
-    )
-
-
-def _extras(detections: Detections) -> list[tuple[Any, Any, Any, Any, Any]]:
-    """Return track, keypoints, rotated box, mask and attributes of each detection, UNSET for what
-    is not."""
-    nothing = [UNSET] * len(detections)
-    tracks: list[Any] = nothing
+def _extras(detections: Detections) -> list[list[Any]]:
+    """Return the columns of `Detection` from `track_id` to the last that there is: track,
+    keypoints, rotated box, mask and attributes of each detection, UNSET for what is not."""
+    columns: list[list[Any] | None] = [None] * 5
     if detections.track_ids is not None:
-        tracks = [UNSET if track == NO_TRACK else track for track in detections.track_ids.tolist()]
-    keypoints: list[Any] = nothing
+        ids = detections.track_ids.tolist()
+        columns[0] = [UNSET if track == NO_TRACK else track for track in ids]
     if detections.keypoints is not None:
         points = detections.keypoints.astype(np.float64)
         points[..., :2], points[..., 2] = points[..., :2].round(1), points[..., 2].round(3)
-        keypoints = [tuple(map(tuple, person)) for person in points.tolist()]
-    rotated: list[Any] = nothing
+        columns[1] = [tuple(map(tuple, person)) for person in points.tolist()]
     if detections.rotated is not None:
         values = detections.rotated.astype(np.float64)
         values[:, 4] = np.degrees(values[:, 4])
-        rotated = list(map(tuple, values.round(1).tolist()))
-    masks: list[Any] = nothing
+        columns[2] = list(map(tuple, values.round(1).tolist()))
     if detections.masks is not None:
         from pipelines.stages.mask_pixels import mask_polygons
 
-        masks = [
+        columns[3] = [
             tuple(tuple(outline.reshape(-1).tolist()) for outline in mask_polygons(detections, row))
             for row in range(len(detections))
         ]
-    attributes: list[Any] = nothing
     if detections.attributes is not None:
-        attributes = [dict(one) or UNSET for one in detections.attributes]
-    return list(zip(tracks, keypoints, rotated, masks, attributes, strict=True))
+        columns[4] = [dict(one) or UNSET for one in detections.attributes]
+    while columns and columns[-1] is None:
+        columns.pop()
+    return [[UNSET] * len(detections) if one is None else one for one in columns]
 
 
 def _class_shares(segmentation: SegmentationMap, labels: Sequence[str]) -> tuple[ClassShare, ...]:

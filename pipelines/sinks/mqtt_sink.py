@@ -86,8 +86,7 @@ class MqttOut:
         camera = result.frame.camera
         if now_s >= self._status_due_s:
             self._say_status(now_s)
-        followed = result.followed
-        if self._config.events and isinstance(followed, Detections):
+        if self._config.events and isinstance(followed := result.followed, Detections):
             taken_ns = result.frame.t_capture.wall_ns
             lifecycle = self._tracks[camera]
             self._say_events(camera, lifecycle.update(followed, result.zones, taken_ns))
@@ -159,9 +158,8 @@ class MqttOut:
         self._publisher.say(Outgoing(self._status, ONLINE, qos=1, retain=True))
 
     def _say_events(self, camera: str, events: tuple[ObjectEvent, ...]) -> None:
-        topic = self._topics[camera].events
         for event in events if self._config.events else ():
-            payload = _ENCODER.encode(event)
+            topic, payload = self._topics[camera].events, _ENCODER.encode(event)
             self._publisher.say(Outgoing(topic, payload, qos=1, lost_as="mqtt_events"))
 
     def _say_controls(self, camera: str) -> None:

@@ -7,7 +7,7 @@ others are closed in a thread, as finishing a video takes long.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, runtime_checkable
 
@@ -53,21 +53,23 @@ class OpenSinks(Closing):
     def __init__(self, configs: Sequence[SinkConfig], context: SinkContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._open: tuple[tuple[SinkConfig, Sink], ...] = ()
+        self._use(())
         self._entered: list[Sink] = []  # and not yet closed
         self._closed: Counter[str] = Counter()
         self._closers: list[threading.Thread] = []
         try:
             for config in configs:
-                self._open += ((config, self._enter(config)),)
+                self._use((*self._open, (config, self._enter(config))))
         except BaseException:
             self.close()
             raise
 
-    @property
-    def sinks(self) -> tuple[Sink, ...]:
-        """The sinks that are open now."""
-        return tuple(sink for _, sink in self._open)
+    def _use(self, pairs: Iterable[tuple[SinkConfig, Sink]]) -> None:
+        """Let these be the sinks from now on; the loop asks for them several times a frame."""
+        self._open = tuple(pairs)
+        self.sinks = tuple(sink for _, sink in self._open)  # that are open now
+        # To ask a protocol takes as long as to tick.
+        self._ticked = tuple(sink for sink in self.sinks if isinstance(sink, TickedSink))
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -81,7 +83,8 @@ class OpenSinks(Closing):
     def close(self) -> None:
         """Close all sinks, the last one first, and wait for those that are closing; also where one
         of them raises."""
-        pairs, self._open = self._open, ()
+        pairs = self._open
+        self._use(())
         with ExitStack() as stack:
             for closer in self._closers:
                 stack.callback(closer.join, CLOSE_S)
@@ -90,9 +93,8 @@ class OpenSinks(Closing):
 
     def tick(self) -> None:
         """Let sinks do what is due without a frame."""
-        for sink in self.sinks:
-            if isinstance(sink, TickedSink):
-                sink.tick()
+        for sink in self._ticked:
+            sink.tick()
 
     def take_stats(self, stats: Stats) -> None:
         """Give the figures of the last second to the sinks that take them."""
@@ -131,7 +133,7 @@ class OpenSinks(Closing):
             for earlier, adjustable in adjusted:
                 adjustable.adjust(earlier)
             raise
-        self._open = tuple((staying | opened)[number] for number in range(len(configs)))
+        self._use((staying | opened)[number] for number in range(len(configs)))
 
     def _exchange(
         self, leaving: Sequence[tuple[SinkConfig, Sink]], fresh: Mapping[int, SinkConfig]
@@ -154,7 +156,7 @@ class OpenSinks(Closing):
         except TandemError:
             for _, sink in opened.values():
                 self._finish(sink)
-            self._open = tuple(self._open_again(first))
+            self._use(self._open_again(first))
             raise
         later = [sink for config, sink in leaving if (config, sink) not in first]
         closers = [threading.Thread(target=self._finish, args=(sink,)) for sink in later]

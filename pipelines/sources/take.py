@@ -180,6 +180,8 @@ class _Gathering:
         self._pace = pace
         self._admission = admission
         self._engines = engines
+        self._unlearnt: Frame | None = None
+        self._took_s = 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -191,6 +193,7 @@ class _Gathering:
     def gather(self) -> list[Frame]:
         """Return one batch; empty at the end or stop, or while engines have results: then what is
         gathered stays."""
+        self._learn()
         while not self._waiting.stop.is_set() and len(self._batch) < self._room:
             if self._engines.has_results:
                 return []
@@ -207,11 +210,18 @@ class _Gathering:
             if all(source.ended for source in self._turn):
                 break
             self._wait(free_s)
-        batch, read_s = self._batch, self._read_s
-        if batch:
-            self._engines.took(read_s)
+        batch, self._took_s = self._batch, self._read_s if self._batch else 0.0
         self._begin()
         return batch
+
+    def _learn(self) -> None:
+        """Learn from the batch before, which was not to wait for that."""
+        if self._unlearnt is not None:
+            self._pace.arrived(self._unlearnt)
+            self._unlearnt = None
+        if self._took_s:
+            self._engines.took(self._took_s)
+            self._took_s = 0.0
 
     def rest(self) -> Iterator[list[Frame]]:
         """Yield what is gathered when no more frames are taken: these were taken, and counted."""
@@ -220,8 +230,11 @@ class _Gathering:
 
     def _add(self, frame: Frame) -> None:
         """Add a frame that is to be run."""
-        self._pace.arrived(frame)
         is_taken = self._admission.admits(frame)
+        if is_taken and self._room == 1:  # the whole batch: nothing asks the pace before the next
+            self._unlearnt = frame
+        else:
+            self._pace.arrived(frame)
         if is_taken or self._batch:
             self._cameras.add(frame.camera)
         if not is_taken:

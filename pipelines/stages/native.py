@@ -103,6 +103,13 @@ class NativeStages:
             *(c_size_t, c_double, c_void_p, c_void_p),
         )
         self.track.restype = c_int64
+        self.follow = getattr(functions, "tandem_stages_follow", None)  # None in 1.0.0, too
+        if self.follow is not None:
+            self.follow.argtypes = (
+                *(POINTER(_DecodeCall), POINTER(_Tracks), POINTER(_TrackerConfig)),
+                *(c_double, c_void_p, POINTER(c_int64)),
+            )
+            self.follow.restype = c_int64
 
     def decode(
         self, head: NDArray[Any], classes: int, config: Scored, view: View
@@ -110,23 +117,59 @@ class NativeStages:
         """Return what a head [4+C+extras, A] detects; None: the library does not take it."""
         if head.dtype != np.float32 or not head.flags.c_contiguous:
             return None
-        geometry, cells = view.geometry, head.shape[1]
-        most = min(config.max_detections, cells)
-        floats, integers = np.empty((9, most), np.float32), np.empty((2, most), np.int64)
-        at, integers_at = floats.ctypes.data, integers.ctypes.data
-        call = _DecodeCall(
-            head.ctypes.data, classes, cells, most, config.score_threshold,
-            NO_IOU if config.max_iou is None else config.max_iou,
-            geometry.scale_x, geometry.scale_y, geometry.pad_x, geometry.pad_y,
-            view.frame_width, view.frame_height,
-            at, at + 16 * most, at + 32 * most, integers_at, integers_at + 8 * most,
-        )  # fmt: skip
-        count = self._decode(byref(call))
+        results = _Results(min(config.max_detections, head.shape[1]))
+        count = self._decode(byref(_decode_call(head, classes, config, view, results)))
         if count < 0:
             return None
-        boxes, input_boxes = floats[:8].reshape(2, most, 4)
-        detections = Detections(boxes[:count], floats[8, :count], integers[0, :count])
-        return DecodedHead(detections, input_boxes[:count], integers[1, :count])
+        detections = results.detections(count)
+        return DecodedHead(detections, results.input_boxes[:count], results.cells[:count])
+
+
+class _Results:
+    """Arrays for up to `most` detections, and where they are."""
+
+    def __init__(self, most: int) -> None:
+        floats, integers = np.empty((9, most), np.float32), np.empty((3, most), np.int64)
+        self._boxes, self.input_boxes = floats[:8].reshape(2, most, 4)
+        self._scores = floats[8]
+        self._class_ids, self.cells, self._track_ids = integers
+        at, integers_at = _address(floats), _address(integers)
+        self.pointers = (
+            *(at, at + 16 * most, at + 32 * most),
+            *(integers_at, integers_at + 8 * most),
+        )
+        self.track_ids_at = integers_at + 16 * most
+        self.most = most
+
+    def detections(self, count: int) -> Detections:
+        """Return the first of them, without tracks."""
+        return Detections(self._boxes[:count], self._scores[:count], self._class_ids[:count])
+
+    def tracked(self, count: int) -> Detections:
+        """Return copies of the first of them: the next frame overwrites these."""
+        return Detections(
+            self._boxes[:count].copy(),
+            self._scores[:count].copy(),
+            self._class_ids[:count].copy(),
+            self._track_ids[:count].copy(),
+        )
+
+
+def _address(array: NDArray[Any]) -> int:
+    """Return where an array begins; `array.ctypes` takes several times as long."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _decode_call(
+    head: NDArray[Any], classes: int, config: Scored, view: View, results: _Results
+) -> _DecodeCall:
+    geometry, max_iou = view.geometry, config.max_iou
+    return _DecodeCall(
+        _address(head), classes, head.shape[1], results.most, config.score_threshold,
+        NO_IOU if max_iou is None else max_iou,
+        geometry.scale_x, geometry.scale_y, geometry.pad_x, geometry.pad_y,
+        view.frame_width, view.frame_height, *results.pointers,
+    )  # fmt: skip
 
 
 class NativePlanes:
@@ -180,7 +223,7 @@ class NativePlanes:
         return True
 
     def _takes(self, pixels: NDArray[np.uint8]) -> bool:
-        self._call.pixels, self._call.pixel_stride = pixels.ctypes.data, max(pixels.strides[0], 0)
+        self._call.pixels, self._call.pixel_stride = _address(pixels), max(pixels.strides[0], 0)
         return self._is_possible and pixels.strides[0] >= 0
 
 
@@ -200,44 +243,82 @@ class NativeTracker(Tracker):
     """A tracker whose `update` the library does, on arrays with room for more tracks."""
 
     def __init__(self, config: TrackerConfig, first_id: int, stages: NativeStages) -> None:
-        super().__init__(config, first_id)
         self._stages = stages
         self._arrays: Tracks
-        self._own: Tracks | None = None  # the part of the arrays that has tracks
         self._call = _Tracks()
         self._settings: tuple[TrackerConfig, _TrackerConfig] = config, _settings_of(config)
+        self._results = _Results(0)
+        super().__init__(config, first_id)
 
     @property
     def tracks(self) -> Tracks:
         """A copy of all tracks: the next frame changes the library's arrays in place."""
         return self._tracks.take(np.arange(len(self._tracks)))
 
+    @property
+    def _tracks(self) -> Tracks:
+        """All tracks: the part of the library's arrays that has some, or what Python made of it."""
+        if self._python is not None:
+            return self._python
+        return self._arrays.take(slice(0, self._call.count))
+
+    @_tracks.setter
+    def _tracks(self, tracks: Tracks) -> None:
+        self._python: Tracks | None = tracks
+
     def update(self, detections: Detections, time_s: float) -> Detections:
         """See `Tracker.update`."""
         count = len(detections)
-        room = len(self._tracks) + count
-        if self._tracks is not self._own or room > self._call.capacity:
-            self._take_over(room)
-        if self._settings[0] is not self.config:
-            self._settings = self.config, _settings_of(self.config)
         boxes = np.ascontiguousarray(detections.boxes, np.float32)
         scores = np.ascontiguousarray(detections.scores, np.float32)
         class_ids = np.ascontiguousarray(detections.class_ids, np.int64)
         if boxes.shape != (count, 4) or class_ids.shape != (count,):  # the library reads as many
             return super().update(detections, time_s)
         ids, stays = np.empty(count, np.int64), np.empty(count, np.bool_)
-        call = self._call
-        call.at_s, call.next_id = self._at_s, self._next_id
+        self._prepare(count)
         staying = self._stages.track(
-            byref(call), byref(self._settings[1]), boxes.ctypes.data, scores.ctypes.data,
-            class_ids.ctypes.data, count, time_s, ids.ctypes.data, stays.ctypes.data,
+            byref(self._call), byref(self._settings[1]), _address(boxes), _address(scores),
+            _address(class_ids), count, time_s, _address(ids), _address(stays),
         )  # fmt: skip
         if staying < 0:
             return super().update(detections, time_s)
-        self._at_s, self._next_id = time_s, call.next_id
-        self._tracks = self._own = self._arrays.take(slice(0, call.count))
+        self._at_s, self._next_id = time_s, self._call.next_id
         tracked = replace(detections, track_ids=ids)
         return tracked if staying == count else tracked[stays]
+
+    def follow(
+        self, head: NDArray[Any], classes: int, config: Scored, view: View, time_s: float
+    ) -> tuple[Detections, int] | None:
+        """`update` by what a head [4+C, A] detects, in one call: return the detections, and when
+        they were decoded, in ns of `time.monotonic()`. None: the library does not take it, and all
+        is as before."""
+        function = self._stages.follow
+        if function is None or head.dtype != np.float32 or not head.flags.c_contiguous:
+            return None
+        most = min(config.max_detections, head.shape[1])
+        if self._results.most != most:
+            self._results = _Results(most)
+        self._prepare(most)
+        call, decoded_ns = _decode_call(head, classes, config, view, self._results), c_int64()
+        count = function(
+            byref(call), byref(self._call), byref(self._settings[1]), time_s,
+            self._results.track_ids_at, byref(decoded_ns),
+        )  # fmt: skip
+        if count < 0:
+            return None
+        self._at_s, self._next_id = time_s, self._call.next_id
+        return self._results.tracked(count), decoded_ns.value
+
+    def _prepare(self, count: int) -> None:
+        """Bring tracks and settings to the library, with room for so many detections."""
+        call = self._call
+        known = call.count if self._python is None else len(self._python)
+        if self._python is not None or known + count > call.capacity:
+            self._take_over(known + count)
+        if self._settings[0] is not self.config:
+            self._settings = self.config, _settings_of(self.config)
+        call = self._call
+        call.at_s, call.next_id = self._at_s, self._next_id
 
     def _take_over(self, room: int) -> None:
         """Bring the tracks into arrays of the library's layout, with room for so many."""
@@ -252,12 +333,11 @@ class NativeTracker(Tracker):
                 for field in fields(Tracks)
             }
         )
-        self._own = self._arrays.take(slice(0, count))
+        own = self._arrays.take(slice(0, count))
         for field in fields(Tracks):
-            getattr(self._own, field.name)[...] = getattr(tracks, field.name)
-        self._tracks = self._own
-        pointers = (getattr(self._arrays, name).ctypes.data for name in TRACK_ARRAYS)
-        self._call = _Tracks(*pointers, count, capacity)
+            getattr(own, field.name)[...] = getattr(tracks, field.name)
+        pointers = (_address(getattr(self._arrays, name)) for name in TRACK_ARRAYS)
+        self._call, self._python = _Tracks(*pointers, count, capacity), None
 
 
 def new_tracker(config: TrackerConfig, first_id: int) -> Tracker:

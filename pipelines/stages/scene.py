@@ -8,13 +8,15 @@ from msgspec import UNSET
 
 from device.errors import PipelineError
 from pipelines.config import PipelineConfig
-from pipelines.decode_config import BOXLESS
+from pipelines.decode_config import BOXLESS, DecodeConfig, UltralyticsDetect
 from pipelines.frame import Frame, Image
 from pipelines.results import Decoded, Detections
 from pipelines.sink_config import SnapshotSink
-from pipelines.stages.native import new_tracker
+from pipelines.stages.decoders.candidates import Outputs, output_of
+from pipelines.stages.native import NativeTracker, new_tracker
 from pipelines.stages.roi import Roi, shifted
 from pipelines.stages.track import Tracker
+from pipelines.stages.view import View
 from pipelines.stages.zones import NO_ZONES, ZoneFrame, Zones, check_places
 
 
@@ -76,6 +78,25 @@ class Scene:
         assert isinstance(decoded, Detections)  # `check_scene`
         tracked = self._tracker.update(decoded, frame.t_capture.mono_ns / 1e9)
         return tracked, self._in_zones(tracked, frame)
+
+    def follow_head(
+        self, outputs: Outputs, config: DecodeConfig, view: View, frame: Frame
+    ) -> tuple[Detections, ZoneFrame, int] | None:
+        """Return what `follow` gives for the outputs of an engine that saw the whole frame, decoded
+        and tracked by one call of libtandem, and when they were decoded, in ns of
+        `time.monotonic()`. None where that does not run: nothing has changed."""
+        tracker = self._tracker
+        if (
+            self._roi is not None
+            or not isinstance(tracker, NativeTracker)
+            or not isinstance(config, UltralyticsDetect)
+        ):
+            return None
+        head, taken_s = output_of(outputs, config.output)[0], frame.t_capture.mono_ns / 1e9
+        followed = tracker.follow(head, len(head) - 4, config, view, taken_s)
+        if followed is None:
+            return None
+        return followed[0], self._in_zones(followed[0], frame), followed[1]
 
     def placed(self, decoded: Decoded, frame: Frame, x: int, y: int) -> Decoded:
         """Return the results of a crop at (x, y) in the frame's pixels, within the region."""

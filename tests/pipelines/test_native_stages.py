@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -17,14 +18,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 from native_fixtures import compiled_stages
 from stages_by_pipe import AARCH64, StagesByPipe, compiled_program
 
-from pipelines.config import PreprocessConfig
+from device.engine.manifest import TensorInfo
+from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.decode_config import UltralyticsDetect, UltralyticsPose
 from pipelines.frame import Frame, Nv12, Stamp
 from pipelines.results import Detections
+from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.feed import HostFeed
+from pipelines.sinks.controls import Controls
 from pipelines.sources.live import RawFrame
 from pipelines.stages import native, preprocess
 from pipelines.stages.decode import decode
@@ -33,7 +38,7 @@ from pipelines.stages.native import NativePlanes, NativeStages, NativeTracker
 from pipelines.stages.preprocess import Preprocessor
 from pipelines.stages.track import Tracker, Tracks
 from pipelines.stages.view import Geometry, View
-from pipelines.track_config import TrackerConfig
+from pipelines.track_config import RoiConfig, TrackerConfig, ZoneConfig
 from pipelines.vision import cv2
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -47,7 +52,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeStages]:
         yield stages
         return
     with StagesByPipe(compiled_program(tmp_path_factory.mktemp("aarch64"))) as others:
-        for name in ("planes", "planes_nv12", "_decode", "track"):
+        for name in ("planes", "planes_nv12", "_decode", "track", "follow"):
             setattr(stages, name, getattr(others, name.lstrip("_")))
         yield stages
 
@@ -55,6 +60,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeStages]:
 @contextmanager
 def running(stages: NativeStages | None) -> Iterator[None]:
     with (
+        patch.object(native, "native_stages", lambda: stages),
         patch.object(ultralytics, "native_stages", lambda: stages),
         patch.object(preprocess, "native_stages", lambda: stages),
     ):
@@ -378,6 +384,166 @@ def test_tracks_that_were_read_stay_as_they_were(stages: NativeStages) -> None:
     assert tracks.states.tobytes() == before != tracker.tracks.states.tobytes()
 
 
+# --- a frame in one call
+
+
+def a_wide_view(rng: np.random.Generator) -> View:
+    geometry = Geometry(*rng.uniform(0.3, 3.0, 2).tolist(), *rng.integers(-20, 9, 2).tolist())
+    return View(geometry, *rng.integers(300, 900, 4).tolist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_frames_in_one_call_are_the_same_bits(stages: NativeStages, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    config, first_id = a_tracker_config(rng), int(rng.integers(1, 1000))
+    reference, tracker = Tracker(config, first_id), NativeTracker(config, first_id, stages)
+    decoder = UltralyticsDetect(
+        score_threshold=float(rng.choice([0.05, 0.25, 0.6])),
+        max_detections=int(rng.choice([1, 30, 100])),
+    )
+    head, view = a_head(rng, 3, int(rng.choice([0, 9, 60, 400])), 0), a_wide_view(rng)
+    for number in range(8):
+        head[:2] += rng.normal(0.0, 2.0, head[:2].shape).astype(np.float32)
+        time_s = number / 30
+        with running(None), np.errstate(all="ignore"):
+            decoded = decode({"output0": head[None]}, decoder, view)
+            assert isinstance(decoded, Detections)
+            expected = reference.update(decoded, time_s)
+        if rng.random() < 0.2:  # what the library leaves to others in between
+            followed = tracker.update(decoded, time_s)
+        else:
+            ours = tracker.follow(head, 3, decoder, view, time_s)
+            followed = tracker.update(decoded, time_s) if ours is None else ours[0]
+        assert_same(followed, expected, DETECTED)
+        assert_same(tracker.tracks, reference.tracks, TRACKED)
+        assert tracker.next_id == reference.next_id
+
+
+def a_plain_head(rng: np.random.Generator, objects: int, cells: int = 2000) -> np.ndarray:
+    """A head [7, A] with objects far apart, at the same places each time, of changing scores."""
+    head = np.zeros((7, cells), np.float32)
+    at = np.arange(objects)
+    head[0, at], head[1, at] = 20 + at % 20 * 40, 20 + at // 20 * 40
+    head[2:4, at] = 20
+    head[4, at] = rng.uniform(0.3, 0.9, objects)
+    return head
+
+
+def test_a_frame_in_one_call_tells_when_it_was_decoded(stages: NativeStages) -> None:
+    rng, view = np.random.default_rng(), View(Geometry(1.0, 1.0), 800, 800, 800, 800)
+    tracker = NativeTracker(TrackerConfig(), 1, stages)
+    begin_ns = time.monotonic_ns()
+    followed = tracker.follow(a_plain_head(rng, 20), 3, UltralyticsDetect(), view, 0.0)
+    assert followed is not None
+    assert begin_ns < followed[1] < time.monotonic_ns()
+    boxes = followed[0].boxes.copy()
+    tracker.follow(a_plain_head(rng, 0), 3, UltralyticsDetect(), view, 0.1)
+    assert len(boxes) > 5
+    assert (followed[0].boxes == boxes).all()  # a sink may have kept them
+
+
+def test_a_frame_that_one_call_does_not_take_leaves_the_tracks(stages: NativeStages) -> None:
+    rng, view = np.random.default_rng(), View(Geometry(1.0, 1.0), 800, 800, 800, 800)
+    config, tracker = UltralyticsDetect(), NativeTracker(TrackerConfig(), 1, stages)
+    head = a_plain_head(rng, 20)
+    assert tracker.follow(head, 3, config, view, 0.0) is not None
+    before = [getattr(tracker.tracks, name).tobytes() for name in TRACKED]
+    crowd = np.full((7, candidates.MAX_CANDIDATES + 1), 0.9, np.float32)
+    for refused in (head[:, ::2], head.astype(np.float64), crowd):
+        assert tracker.follow(refused, 3, config, view, 1 / 30) is None
+        assert before == [getattr(tracker.tracks, name).tobytes() for name in TRACKED]
+
+
+class HeadDouble:
+    """An engine whose frames have other objects each time."""
+
+    reports = ()
+    inputs = (TensorInfo(name="images", dtype="float32", shape=(1, 3, 64, 64)),)
+    outputs = (TensorInfo(name="output0", dtype="float32", shape=(1, 7, 40)),)
+    dims = ()
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._head = np.full((7, 40), 7.0, np.float32)
+        self._head[0], self._head[1] = 4 + np.arange(40) % 8 * 8, 8 + np.arange(40) // 8 * 12
+
+    def infer(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        self._head[:2] += self._rng.normal(0.0, 1.0, (2, 40)).astype(np.float32)
+        self._head[4:] = self._rng.uniform(0.0, 0.9, (3, 40))
+        return {"output0": self._head[None].copy()}
+
+
+def results_of(
+    config: PipelineConfig, seed: int, library: NativeStages | None, change: Any = None
+) -> tuple[list[tuple[Any, ...]], int]:
+    """What a pipeline says of twelve frames, and how many of them one call did."""
+    with running(library), patch.object(NativeTracker, "follow", autospec=True) as follow:
+        taken: list[Any] = []
+
+        def call(*arguments: Any) -> Any:
+            taken.append(FOLLOW(*arguments))
+            return taken[-1]
+
+        follow.side_effect = call
+        controls = Controls()
+        runner = BatchRunner(config, Model(HeadDouble(seed), ("a", "b", "c"), ""), controls)
+        said = []
+        for number in range(12):
+            if number == 6 and change is not None:
+                change(runner, controls)
+            at = Stamp(number * 33_000_000, 0)
+            frame = Frame(np.zeros((64, 64, 3), np.uint8), number, at, at, "test://", "cam")
+            (result,) = runner.run([frame], ())
+            assert "decode" in result.event.latency_ms
+            assert ("track" in result.event.latency_ms) == (config.tracker is not UNSET)
+            event = result.event
+            said.append((event.detections, event.zones, event.lines, event.zone_events))
+        runner.close()
+    return said, sum(one is not None for one in taken)
+
+
+FOLLOW = NativeTracker.follow
+PART = RoiConfig(polygon=((0.1, 0.1), (0.9, 0.1), (0.9, 0.9)))
+
+
+class SeeingTap:
+    def offer(self, frame: Frame, decoded: Any) -> None:
+        decoded()
+
+
+@pytest.mark.parametrize(
+    ("tables", "change", "at_once"),
+    [
+        ({}, None, 12),
+        (
+            {"zones": (ZoneConfig(name="z", polygon=((0.2, 0.2), (0.8, 0.2), (0.5, 0.9))),)},
+            None,
+            12,
+        ),
+        ({"roi": PART}, None, 0),
+        ({"tracker": UNSET}, None, 0),
+        ({}, lambda runner, controls: controls.set_least_score("cam", 0.5), 6),
+        ({}, lambda runner, controls: setattr(runner, "tap", SeeingTap()), 6),
+    ],
+)
+def test_pipelines_say_the_same_with_and_without_the_library(
+    stages: NativeStages, tables: dict[str, Any], change: Any, at_once: int
+) -> None:
+    config = PipelineConfig(
+        name="p",
+        sources=(SourceConfig(uri="test://", id="cam"),),
+        preprocess=PreprocessConfig(width=64, height=64),
+        decode=UltralyticsDetect(score_threshold=0.1),
+        **{"tracker": TrackerConfig(), **tables},
+    )
+    seed = int(np.random.default_rng().integers(2**32))
+    said, number = results_of(config, seed, stages, change)
+    assert said == results_of(config, seed, None, change)[0]
+    assert number == at_once
+    assert sum(len(one[0]) for one in said) > 60
+
+
 # --- which one runs
 
 
@@ -452,7 +618,7 @@ def test_a_library_without_a_function_is_not_used(
     native.native_stages.cache_clear()
 
 
-def test_a_library_of_1_0_0_runs_all_but_the_input_of_nv12(tmp_path: Path) -> None:
+def test_a_library_of_1_0_0_runs_what_it_has(tmp_path: Path) -> None:
     source, library = tmp_path / "old.c", tmp_path / "libold.so"
     names = ("planes", "decode", "track")
     source.write_text(
@@ -465,6 +631,9 @@ def test_a_library_of_1_0_0_runs_all_but_the_input_of_nv12(tmp_path: Path) -> No
     planes = NativePlanes(old, out, (1.0,) * 3, (0.0,) * 3, reverse=False)
     assert not planes.write_nv12(Nv12(np.zeros((6, 6), np.uint8), 6, 4))
     assert planes.write(np.zeros((4, 6, 3), np.uint8))
+    head, view = np.zeros((7, 9), np.float32), View(Geometry(1.0, 1.0), 9, 9, 9, 9)
+    tracker = NativeTracker(TrackerConfig(), 1, old)
+    assert tracker.follow(head, 3, UltralyticsDetect(), view, 0.0) is None
 
 
 def test_arrays_that_disagree_on_the_number_of_objects_are_refused(stages: NativeStages) -> None:

@@ -249,6 +249,18 @@ def test_figures_hold_percentiles_of_the_interval_and_start_anew():
     assert metrics.take({}).frames == 0
 
 
+def test_percentiles_are_those_of_numpy():
+    rng = np.random.default_rng()
+    for count in (1, 2, 3, 29, 30, 100, 999, *rng.integers(1, 1000, 50)):
+        values = rng.uniform(0.0, 50.0, count).round(int(rng.integers(0, 9))).tolist()
+        metrics = Metrics()
+        for value in values:
+            metrics.add({}, value)
+        stats = metrics.take({})
+        ours = stats.latency_p50_ms, stats.latency_p99_ms, stats.recent_p95_ms
+        assert ours == tuple(round(float(np.percentile(values, one)), 3) for one in (50, 99, 95))
+
+
 # --- with a real engine
 
 

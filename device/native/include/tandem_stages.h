@@ -79,6 +79,14 @@ TANDEM_API int64_t tandem_stages_track(tandem_tracks* tracks, const tandem_track
                                        const float* scores, const int64_t* class_ids, size_t count,
                                        double time_s, int64_t* ids, uint8_t* stays);
 
+/* A frame in one call: `tandem_stages_decode`, then `tandem_stages_track` of what it gives. Writes those detections
+ * alone that stay, and the number of the track of each to `ids` [max_detections]; to `decoded_ns`, when decoding ended
+ * (CLOCK_MONOTONIC); returns how many they are. A negative number: the tracks are as before; there may be
+ * too little room for them. */
+TANDEM_API int64_t tandem_stages_follow(const tandem_decode_call* call, tandem_tracks* tracks,
+                                        const tandem_tracker* config, double time_s, int64_t* ids,
+                                        int64_t* decoded_ns);
+
 #ifdef __cplusplus
 }
 #endif

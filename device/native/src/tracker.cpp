@@ -1,6 +1,7 @@
 // ByteTrack on arrays: the operations of pipelines/stages/track.py, track_assign.py and track_kalman.py, in
 // their order and their precision. Built without contraction of products and sums.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -424,6 +425,34 @@ std::int64_t tandem_stages_track(tandem_tracks* tracks, const tandem_tracker* co
   try {
     const auto* rows = reinterpret_cast<const Box*>(boxes);
     return Frame(*tracks, *config, time_s).run(rows, scores, class_ids, count, ids, stays);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+std::int64_t tandem_stages_follow(const tandem_decode_call* call, tandem_tracks* tracks,
+                                  const tandem_tracker* config, double time_s, std::int64_t* ids,
+                                  std::int64_t* decoded_ns) {
+  const std::int64_t decoded = tandem_stages_decode(call);
+  *decoded_ns = std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  if (decoded < 0) return decoded;
+  const auto count = static_cast<std::size_t>(decoded);
+  if (tracks->count + count > tracks->capacity) return -1;
+  try {
+    std::vector<std::uint8_t> stays(count);
+    const std::int64_t staying = tandem_stages_track(tracks, config, call->boxes, call->scores, call->class_ids, count,
+                                                     time_s, ids, stays.data());
+    if (staying < 0 || staying == decoded) return staying;
+    for (std::size_t from = 0, to = 0; from < count; ++from) {
+      if (!stays[from]) continue;
+      std::copy_n(call->boxes + 4 * from, 4, call->boxes + 4 * to);
+      std::copy_n(call->input_boxes + 4 * from, 4, call->input_boxes + 4 * to);
+      call->scores[to] = call->scores[from];
+      call->class_ids[to] = call->class_ids[from];
+      call->places[to] = call->places[from];
+      ids[to++] = ids[from];
+    }
+    return staying;
   } catch (const std::bad_alloc&) {
     return -1;
   }

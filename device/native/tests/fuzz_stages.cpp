@@ -195,11 +195,45 @@ void track(Input& input) {
   }
 }
 
+// Heads of a few cells that are followed from frame to frame, while there is input.
+void follow(Input& input) {
+  constexpr std::size_t kClasses = 2;
+  const std::size_t cells = input.below(9), most = input.below(cells + 1), capacity = input.below(12);
+  const auto states = array<double>(5 * capacity * 4), seen_s = array<double>(capacity);
+  const auto ids = array<std::int64_t>(capacity), class_ids = array<std::int64_t>(capacity);
+  const auto hits = array<std::int64_t>(capacity);
+  const auto scores = array<float>(capacity);
+  const auto status = array<std::int8_t>(capacity);
+  tandem_tracks tracks{states.get(), ids.get(),    class_ids.get(), hits.get(), scores.get(),
+                       status.get(), seen_s.get(), 0,               capacity,   0.0, 1};
+  const tandem_tracker config{0.5f, 0.1f, 0.6f, 0.1f, 1.0, input.any<std::uint8_t>() % 3, 1};
+  while (!input.is_empty()) {
+    const auto head = numbers<float>(input, (4 + kClasses) * cells);
+    const auto boxes = array<float>(4 * most), input_boxes = array<float>(4 * most), most_scores = array<float>(most);
+    const auto classes = array<std::int64_t>(most), places = array<std::int64_t>(most);
+    const auto numbers_of = array<std::int64_t>(most);
+    const tandem_decode_call call{head.get(), kClasses, cells, most, 0.05f, 0.5f, 1.0f, 1.0f, 0.0f, 0.0f, 640.0f,
+                                  480.0f, boxes.get(), input_boxes.get(), most_scores.get(), classes.get(),
+                                  places.get()};
+    std::int64_t decoded_ns = 0;
+    const std::size_t before = tracks.count;
+    const std::int64_t staying = tandem_stages_follow(&call, &tracks, &config, input.number<double>(),
+                                                      numbers_of.get(), &decoded_ns);
+    check(decoded_ns > 0 && tracks.count <= capacity && staying <= static_cast<std::int64_t>(most));
+    check(staying >= 0 || tracks.count == before);
+    for (std::int64_t i = 0; i < staying; ++i) {
+      check(numbers_of[i] >= -1 && numbers_of[i] < tracks.next_id);
+      check(most_scores[i] == head[(4 + classes[i]) * cells + places[i]]);
+      check(boxes[4 * i] < boxes[4 * i + 2] && boxes[4 * i + 2] <= call.frame_width);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Input input(data, size);
-  void (*const stages[])(Input&) = {planes, planes_nv12, decode, track};
-  stages[input.any<std::uint8_t>() % 4](input);
+  void (*const stages[])(Input&) = {planes, planes_nv12, decode, track, follow};
+  stages[input.any<std::uint8_t>() % 5](input);
   return 0;
 }

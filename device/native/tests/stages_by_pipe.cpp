@@ -44,22 +44,31 @@ void planes(Request& request, bool is_nv12) {
     tandem_stages_planes(call);
 }
 
-std::int64_t decode(Request& request) {
+tandem_decode_call* decode_call(Request& request) {
   auto* call = request.block<tandem_decode_call>(0);
   request.point(call->head);
   for (auto* pointer : {&call->boxes, &call->input_boxes, &call->scores}) request.point(*pointer);
   for (auto* pointer : {&call->class_ids, &call->places}) request.point(*pointer);
-  return tandem_stages_decode(call);
+  return call;
 }
 
-std::int64_t track(Request& request, std::size_t count, double time_s) {
-  auto* tracks = request.block<tandem_tracks>(0);
+tandem_tracks* tracks_of(Request& request, std::size_t block) {
+  auto* tracks = request.block<tandem_tracks>(block);
   request.point(tracks->states), request.point(tracks->seen_s);
   for (auto* pointer : {&tracks->ids, &tracks->class_ids, &tracks->hits}) request.point(*pointer);
   request.point(tracks->scores), request.point(tracks->status);
-  return tandem_stages_track(tracks, request.block<tandem_tracker>(8), request.block<float>(9),
+  return tracks;
+}
+
+std::int64_t track(Request& request, std::size_t count, double time_s) {
+  return tandem_stages_track(tracks_of(request, 0), request.block<tandem_tracker>(8), request.block<float>(9),
                              request.block<float>(10), request.block<std::int64_t>(11), count, time_s,
                              request.block<std::int64_t>(12), request.block<std::uint8_t>(13));
+}
+
+std::int64_t follow(Request& request, double time_s) {
+  return tandem_stages_follow(decode_call(request), tracks_of(request, 14), request.block<tandem_tracker>(15),
+                              time_s, request.block<std::int64_t>(16), request.block<std::int64_t>(17));
 }
 
 }  // namespace
@@ -77,8 +86,9 @@ int main() {
     }
     std::int64_t result = 0;
     if (stage < 2) planes(request, stage == 1);
-    if (stage == 2) result = decode(request);
+    if (stage == 2) result = tandem_stages_decode(decode_call(request));
     if (stage == 3) result = track(request, count, time_s);
+    if (stage == 4) result = follow(request, time_s);
     std::fwrite(&result, sizeof result, 1, stdout);
     for (const Bytes& block : request.blocks) std::fwrite(block.data(), 1, block.size(), stdout);
     std::fflush(stdout);
