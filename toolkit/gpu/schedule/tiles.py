@@ -86,13 +86,13 @@ _STORE_BYTES_PER_CYCLE = 26  # a cycle, between one SM and the L2 cache in the e
 _REQUANTIZE_CYCLES = 0.08  # of one INT8 result
 _MEMORY_EFFICIENCY = 0.789525  # of the peak bandwidth: 14.5 of 18.4 bytes a cycle on an H200
 _MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
-# With mma.sync, FP16 and INT8, in place of those above: fitted to 896 times of ResNet-50 in FP16 at
-# batch 8, whose kernels were compiled for sm_80, on 14 SMs of an H200. Of these the tile ranked
-# first takes 5.7 % longer than the fastest on average.
-_SHARED_BYTES_PER_CYCLE = 128  # that the warps of an SM read, each its own rows and columns
-_HIDDEN_BLOCK_CYCLES_MMA_SYNC = 600
+# With mma.sync, FP16 and INT8, in place of those above: fitted to times of kernels compiled for
+# sm_80 on 14 SMs of an H200, batch 8: 138 FP16 products of six networks, where the tile ranked
+# first is within 5 % of the fastest for 85 %; for 80 % of 78 others of four other networks.
+_SHARED_BYTES_PER_CYCLE = 112  # that the warps of an SM read, each its own rows and columns
+_HIDDEN_BLOCK_CYCLES_MMA_SYNC = 450
 _RESIDENT_BLOCK_CYCLES_MMA_SYNC = 100
-_INT8_STEP_CYCLES_OF_A_WARP = 10  # beside its products, by times of six shapes of ResNet-50
+_STEP_CYCLES_OF_A_WARP = 10  # beside its products
 _MMA_ROWS, _MMA_COLUMNS = 16, 8  # of one instruction
 _FIXED_REGISTERS = 70  # of a thread beside its accumulators
 _INT8_REGISTERS = 2  # more of them to requantize
@@ -233,7 +233,7 @@ def _multiply_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     if _has_wide_warps(shape, gpu):
         read = _warp_sides(tile) * tile.depth * shape.item_bytes
         multiply = tile.rows * tile.columns * tile.depth / products
-        step = _INT8_STEP_CYCLES_OF_A_WARP * tile.warps if shape.is_int8 else 0
+        step = _STEP_CYCLES_OF_A_WARP * tile.warps
         return multiply + read / _SHARED_BYTES_PER_CYCLE + step
     # Tensor cores of sm_90 take 64 rows at least; those of FP16 take fewer at half the speed.
     results = max(tile.rows, 64 if shape.item_bytes == 1 else 32) * tile.columns
