@@ -4,7 +4,6 @@ import ssl
 import struct
 import threading
 import time
-from dataclasses import dataclass
 from typing import Literal
 
 import paho.mqtt.client as paho
@@ -21,20 +20,6 @@ READ_BYTES = 16 * 1024  # a TLS record
 READS_A_TURN = 64
 _ACCEPTED = ReasonCode(PacketTypes.PUBACK)
 _NO_PROPERTIES = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
-
-
-@dataclass(slots=True)
-class PlainMessage:
-    """A message as paho's callback is given it; its own object takes 2 us to make."""
-
-    raw_topic: bytes
-    payload: bytes
-    retain: bool
-
-    @property
-    def topic(self) -> str:
-        """The topic. Raises UnicodeDecodeError."""
-        return self.raw_topic.decode()
 
 
 class Client(paho.Client):
@@ -64,59 +49,32 @@ class Client(paho.Client):
         self._reads_left = 0  # of the socket, before something is written again
 
     def _packet_read(self) -> MQTTErrorCode:
-        """Take the packets that are here whole, or a part of one: paho asks for a packet's head
-        byte by byte, which takes longer than all that is done with it."""
-        code, is_taken = MQTTErrorCode.MQTT_ERR_SUCCESS, False
-        while (
-            not code
-            and not self._in_packet["command"]
-            and self._sock is not None
-            and (body := _body(self._unread, self._taken)) is not None
-        ):
-            head, self._taken = self._unread[self._taken], body.stop
-            code, is_taken = self._take_packet(head, self._unread[body]), True
-        return code if is_taken else super()._packet_read()
-
-    def _take_packet(self, head: int, packet: bytes) -> MQTTErrorCode:
-        if head & 0xF0 == PUBLISH and self._is_plain(head, packet):
-            return self._take_plain(head, packet)
-        if head & 0xF0 == PUBACK and len(packet) == 2:
-            return self._take_acknowledgement(packet)
-        self._in_packet |= {
-            "command": head, "remaining_length": len(packet), "packet": bytearray(packet),
-        }  # fmt: skip
+        """Take a packet. One that is here whole is taken at once: paho asks for its head byte by
+        byte, which takes longer than all that is done with it."""
+        start, data = self._taken, self._unread
+        body = None if self._in_packet["command"] else _body(data, start)
+        if body is None:
+            return super()._packet_read()
+        self._taken = body.stop
+        self._in_packet["command"] = data[start]
+        self._in_packet["remaining_length"] = body.stop - body.start
+        self._in_packet["packet"] = bytearray(data[body])
         try:
             return self._packet_handle()
         except MalformedPacket:
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         finally:
-            self._in_packet |= {"command": 0, "remaining_length": 0, "packet": bytearray()}
+            self._in_packet = {
+                "command": 0, "have_remaining": 0, "remaining_count": [], "remaining_mult": 1,
+                "remaining_length": 0, "packet": bytearray(), "to_process": 0, "pos": 0,
+            }  # fmt: skip
 
-    def _handle_publish(self) -> MQTTErrorCode:
-        """Take a message that came in parts."""
-        head, packet = self._in_packet["command"], bytes(self._in_packet["packet"])
-        return self._take_plain(head, packet) if self._is_plain(head, packet) else (
-            super()._handle_publish()
-        )  # fmt: skip
-
-    def _is_plain(self, head: int, packet: bytes) -> bool:
-        """Whether a message has no properties of MQTT 5, and QoS 0 or 1. paho makes an object with
-        all 27 for each, which is half of its thread's time."""
-        qos = head >> 1 & 3
-        begin = 2 + int.from_bytes(packet[:2], "big") + (2 if qos else 0)
-        is_bare = packet[begin : begin + 1] == b"\0"  # and is not damaged
-        return self._protocol == MQTTProtocolVersion.MQTTv5 and qos < 2 and is_bare
-
-    def _take_plain(self, head: int, packet: bytes) -> MQTTErrorCode:
-        topic_end = 2 + int.from_bytes(packet[:2], "big")
-        begin = topic_end + (2 if head & 6 else 0)
-        message = PlainMessage(packet[2:topic_end], packet[begin + 1 :], bool(head & 1))
+    def _handle_on_message(self, message: paho.MQTTMessage) -> None:
+        """Hand a message over; paho looks for callbacks by its topic first, and there are none."""
         take = self._on_message
-        if take is not None:  # paho looks for callbacks by topic first, and there are none
-            take(self, self._userdata, message)  # type: ignore[arg-type]
-        if begin == topic_end:
-            return MQTTErrorCode.MQTT_ERR_SUCCESS
-        return self._send_puback(int.from_bytes(packet[topic_end:begin], "big"))
+        if take is not None:
+            with self._in_callback_mutex:
+                take(self, self._userdata, message)
 
     def _send_puback(self, mid: int) -> MQTTErrorCode:
         """Acknowledge a message, with the others of this turn: each packet that is sent is a record
@@ -124,15 +82,27 @@ class Client(paho.Client):
         self._acknowledgements += struct.pack("!BBH", PUBACK, 2, mid)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
+    def _handle_publish(self) -> MQTTErrorCode:
+        """Take a message. One of MQTT 5 without properties is read here: paho makes an object with
+        all 27 for each, which is half of its thread's time."""
+        head, packet = self._in_packet["command"], self._in_packet["packet"]
+        qos, topic_end = head >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
+        begin = topic_end + (2 if qos else 0)
+        has_properties = packet[begin : begin + 1] != b"\0"  # or is damaged
+        if self._protocol != MQTTProtocolVersion.MQTTv5 or qos > 1 or has_properties:
+            return super()._handle_publish()
+        number = int.from_bytes(packet[topic_end:begin], "big")
+        message = paho.MQTTMessage(number, bytes(packet[2:topic_end]))
+        message.qos, message.retain = qos, bool(head & 1)
+        message.payload = bytes(packet[begin + 1 :])
+        self._handle_on_message(message)
+        return self._send_puback(number) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
+
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
-        """Take an acknowledgement that came in parts."""
+        """Take an acknowledgement; one that says nothing but yes for the same reason here."""
         packet = self._in_packet["packet"]
         if cmd != "PUBACK" or len(packet) != 2:
             return super()._handle_pubackcomp(cmd)
-        return self._take_acknowledgement(packet)
-
-    def _take_acknowledgement(self, packet: bytes | bytearray) -> MQTTErrorCode:
-        """Take one that says nothing but yes; paho makes an object with all properties for it."""
         number = int.from_bytes(packet, "big")
         with self._out_message_mutex:
             if number in self._out_messages:

@@ -18,7 +18,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from device.errors import BrokerError
 from device.protocol.cloud_events import DATA_TYPE, CloudEvent, properties_of, structured
 from device.protocol.left_out import LeftOut
-from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES, Client, PlainMessage
+from device.protocol.mqtt_client import MAX_MESSAGE_BYTES, MAX_PACKET_BYTES, Client
 from device.protocol.mqtt_version import VERSION_NAMES
 from device.protocol.tls import TlsFiles, explain
 
@@ -326,7 +326,7 @@ class Connection:
         self._put(LinkUp(self._session, VERSION_NAMES[self._version]))
 
     def _on_message(
-        self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage | PlainMessage
+        self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage
     ) -> None:
         if len(message.payload) > MAX_MESSAGE_BYTES:
             LOG.warning("dropped a message of %d bytes", len(message.payload))
