@@ -141,7 +141,9 @@ class Tally:
             cosine=total.cosine,
             argmax=self._same_rows / self._rows if self._rows else None,
             histogram=tuple(int(count) for count in self._histogram),
-            worst=worst and Worst(worst.sample, worst.index, a=worst.found, b=worst.expected),
+            worst=None
+            if worst is None
+            else Worst(worst.sample, worst.index, a=worst.found, b=worst.expected),
         )
 
 
