@@ -97,8 +97,9 @@ class HeartbeatSender:
         if self._control is not None:
             self._control.tick()
             load = self._control.text
-        # The loop turns twice for a frame; its first one is news.
-        if load == self._reported[2] and now_s < self._looked_s + LOOK_S and self._frames > 1:
+        # The loop turns twice for a frame. Nothing that is due is put off, nor the second frame.
+        next_s = min(self._looked_s + LOOK_S, self._due_s)
+        if load == self._reported[2] and now_s < next_s and self._frames > 1:
             return
         self._looked_s = now_s
         away = self._away()

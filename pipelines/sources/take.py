@@ -180,7 +180,6 @@ class _Gathering:
         self._pace = pace
         self._admission = admission
         self._engines = engines
-        self._unlearnt: Frame | None = None
         self._took_s = 0.0
         self._begin()
 
@@ -216,9 +215,6 @@ class _Gathering:
 
     def _learn(self) -> None:
         """Learn from the batch before, which was not to wait for that."""
-        if self._unlearnt is not None:
-            self._pace.arrived(self._unlearnt)
-            self._unlearnt = None
         if self._took_s:
             self._engines.took(self._took_s)
             self._took_s = 0.0
@@ -231,10 +227,7 @@ class _Gathering:
     def _add(self, frame: Frame) -> None:
         """Add a frame that is to be run."""
         is_taken = self._admission.admits(frame)
-        if is_taken and self._room == 1:  # the whole batch: nothing asks the pace before the next
-            self._unlearnt = frame
-        else:
-            self._pace.arrived(frame)
+        self._pace.arrived(frame)
         if is_taken or self._batch:
             self._cameras.add(frame.camera)
         if not is_taken:

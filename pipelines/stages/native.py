@@ -286,6 +286,11 @@ class NativeTracker(Tracker):
         tracked = replace(detections, track_ids=ids)
         return tracked if staying == count else tracked[stays]
 
+    @property
+    def can_follow(self) -> bool:
+        """Whether the library has `follow`; that of an earlier version has not."""
+        return self._stages.follow is not None
+
     def follow(
         self, head: NDArray[Any], classes: int, config: Scored, view: View, time_s: float
     ) -> tuple[Detections, int] | None:

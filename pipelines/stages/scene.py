@@ -89,6 +89,7 @@ class Scene:
         if (
             self._roi is not None
             or not isinstance(tracker, NativeTracker)
+            or not tracker.can_follow
             or not isinstance(config, UltralyticsDetect)
         ):
             return None

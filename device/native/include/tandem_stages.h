@@ -81,8 +81,8 @@ TANDEM_API int64_t tandem_stages_track(tandem_tracks* tracks, const tandem_track
 
 /* A frame in one call: `tandem_stages_decode`, then `tandem_stages_track` of what it gives. Writes those detections
  * alone that stay, and the number of the track of each to `ids` [max_detections]; to `decoded_ns`, when decoding ended
- * (CLOCK_MONOTONIC); returns how many they are. A negative number: the tracks are as before; there may be
- * too little room for them. */
+ * (CLOCK_MONOTONIC); returns how many they are. A negative number: the tracks are as before, the other arrays are
+ * not. Room for `count` + `max_detections` tracks always suffices. */
 TANDEM_API int64_t tandem_stages_follow(const tandem_decode_call* call, tandem_tracks* tracks,
                                         const tandem_tracker* config, double time_s, int64_t* ids,
                                         int64_t* decoded_ns);
