@@ -65,7 +65,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     # GStreamer's Python takes its libraries from the first one on the PATH: let it be the system's.
     folders = os.environ["PATH"].split(os.pathsep)
     path = os.pathsep.join(one for one in folders if Path(one) != Path(sys.executable).parent)
-    return {**os.environ, **dict(words), "PATH": path, "GST_REGISTRY": str(registry)}
+    environment = {**os.environ, **dict(words), "PATH": path, "GST_REGISTRY": str(registry)}
+    # GStreamer bars a plugin whose first scan fails until its registry is gone.
+    for _ in range(3):
+        scan = subprocess.run(
+            ["gst-inspect-1.0", "tandeminfer"],
+            check=False, env=environment | {"GST_DEBUG": "2"}, capture_output=True, text=True,
+        )  # fmt: skip
+        if scan.returncode == 0:
+            return environment
+        registry.unlink(missing_ok=True)
+    pytest.fail(f"GStreamer finds no tandeminfer: {scan.stderr}")
 
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
