@@ -17,6 +17,9 @@ Run = Callable[[Sample], Arrays]
 The calling thread counts them before it calls again.
 """
 
+BLOCK_BYTES = 8 << 20
+"""Inputs of a block, or activations, at most: they stay in the third-level cache."""
+
 
 @runtime_checkable
 class BlockRun(Protocol):
@@ -39,13 +42,16 @@ def block_of(run: Run) -> int:
 
 
 class Block:
-    """Consecutive samples of the same shapes, from `first` on, copied to one array per input."""
+    """Consecutive samples of the same shapes, from `first` on, copied to one array per input:
+    `most` of them, or as many as have `BLOCK_BYTES`."""
 
     def __init__(self, first: int, sample: Sample, most: int) -> None:
         self.first, self.count = first, 0
-        self._most = most
+        sample_bytes = sum(array.nbytes for array in sample.values())
+        self._most = min(most, max(1, BLOCK_BYTES // max(1, sample_bytes)))
         self._arrays = {
-            name: np.empty((most, *array.shape), array.dtype) for name, array in sample.items()
+            name: np.empty((self._most, *array.shape), array.dtype)
+            for name, array in sample.items()
         }
         self.append(sample)
 

@@ -170,7 +170,7 @@ class Workers(AbstractContextManager["Workers"]):
         """End the executor; `stop`: also the tasks that run in processes of this machine. Copies
         whose results are there end in any case."""
         if self._starting is not None:
-            with suppress(WorkersError):
+            with suppress(Exception):  # of a start that nobody needed
                 self._open()
         executor, self._executor = self._executor, None
         if executor is None:
@@ -189,7 +189,8 @@ class Workers(AbstractContextManager["Workers"]):
             executor = self._start()
             if isinstance(executor, _Dask):
                 count = sum(executor.tasks_by_host().values())
-                self._imports = [executor.submit(_import, module) for _ in range(count)]
+                with suppress(WorkersError):  # the scheduler is gone: said when tasks come
+                    self._imports = [executor.submit(_import, module) for _ in range(count)]
             return executor
 
         thread = ThreadPoolExecutor(1, "workers")

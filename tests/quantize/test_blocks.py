@@ -18,12 +18,12 @@ from calibration.channels import ChannelWatch
 from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.observer import Histogram
-from calibration.runs import Arrays
+from calibration.runs import BLOCK_BYTES, Arrays, Block
 from calibration.state import read_state
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.quantize.observe import BLOCK_BYTES, MAX_BLOCK, ActivationRunner, SharedRunner
+from toolkit.quantize.observe import MAX_BLOCK, ActivationRunner, SharedRunner
 from toolkit.quantize.quantize import calibrated_tensors
 
 MODEL = "c" * 64
@@ -201,6 +201,16 @@ def test_activations_of_a_block_have_a_limit(tmp_path: Path, rng: np.random.Gene
     a_sample = sum(array.nbytes for name, array in runner({"x": x}).items() if name != "x")
     assert SharedRunner(runner).block == BLOCK_BYTES // a_sample < MAX_BLOCK
     assert "x" in tensors
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 32), (BLOCK_BYTES // 2, 2), (BLOCK_BYTES, 1)])
+def test_inputs_of_a_block_have_a_limit(size: int, count: int) -> None:
+    for more, samples in ((0, count), (1, max(1, count - 1) if size > 1 else count)):
+        sample = {"x": np.zeros(size + more, np.uint8)}
+        block = Block(0, sample, 32)
+        while not block.full:
+            block.append(sample)
+        assert block.count == samples
 
 
 def test_a_block_with_a_sample_that_does_not_fit_is_run_one_by_one(

@@ -17,7 +17,7 @@ from calibration.calibrate import Checkpoint, Observation, observe_tensors
 from calibration.dataset import Dataset
 from calibration.observer import FINE_BINS
 from calibration.progress import Progress
-from calibration.runs import Arrays, Run
+from calibration.runs import BLOCK_BYTES, Arrays, Run
 from device.runtime.exact_products import exact_session
 from pipelines.vision import cv2
 from toolkit.errors import BuildError, InferError, first_line
@@ -27,8 +27,6 @@ from toolkit.graph.run_limit import limited_run
 THREADS = 2
 """Samples, or blocks of them, run at the same time; each takes the memory of its activations."""
 
-BLOCK_BYTES = 8 << 20
-"""Activations of a block of samples at most: they stay in the third-level cache."""
 MAX_BLOCK = 32
 
 _ALIGNED = 64  # bytes; the order of sums may depend on where an array begins

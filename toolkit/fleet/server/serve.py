@@ -435,9 +435,10 @@ class FleetServer:
                 LOG.warning("cannot read what %s says: %s", device, error)
             return
         if after is None:  # nobody has checked who signed it
-            return
-        self._unread.discard(device)
-        self._meters.count(kind)
+            after = row
+        else:
+            self._unread.discard(device)
+            self._meters.count(kind)
         is_heard = after.heard_s != row.heard_s
         is_back = (is_heard or device not in control.devices.voices) and self._watch.take(
             device, after.beat_s
