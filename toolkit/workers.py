@@ -107,6 +107,7 @@ class _Progress(Generic[K]):
     running: dict[Future[bytes], K] = field(default_factory=dict)
     # These wait: who refuses at once would take the tasks of all others.
     refused: set[K] = field(default_factory=set)
+    refusals: Counter[K] = field(default_factory=Counter)  # of each task, so far
     logged: set[str] = field(default_factory=set)
     workers: set[str] = field(default_factory=set)  # that have given a result
     lost: int = 0
@@ -121,6 +122,17 @@ class _Progress(Generic[K]):
     def startable(self) -> Set[K]:
         """What has no result, runs nowhere and is not refused."""
         return self.missing.keys() - set(self.running.values()) - self.refused
+
+    def copies_of_refused(self) -> list[K]:
+        """What to give out once more for each time that it was refused: of idle workers a scheduler
+        may choose the same one again."""
+        count = Counter(self.running.values())
+        return [
+            key
+            for key in self.missing
+            for _ in range(min(COPIES, 1 + self.refusals[key]) - count[key])
+            if count[key]
+        ]
 
     def copies(self) -> list[K]:
         """What to give out once more: its worker is slow or gone, and another may be quicker."""
@@ -241,6 +253,7 @@ class Workers(AbstractContextManager["Workers"]):
         try:
             while state.missing:
                 submit(state.startable())
+                submit(state.copies_of_refused() if alike else ())
                 submit(state.copies_for_idle() if alike else ())
                 done = self._await_some(state.running, state.late_s)
                 submit(state.copies() if alike and not done else ())
@@ -252,6 +265,7 @@ class Workers(AbstractContextManager["Workers"]):
                     if why := _refusal(answer) or check(key, answer.result):
                         problem = f"{answer.worker} {why}"
                         state.refused.add(key)
+                        state.refusals[key] += 1
                         continue
                     state.take_result(key, answer.worker)
                     yield key, answer.result
