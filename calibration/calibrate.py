@@ -152,7 +152,7 @@ def observe_tensors(
 
     block = min(block_of(run), max(1, len(samples) // (_BLOCKS * threads)))
     with _OrderedWorkers(tallies, threads, block) as workers:
-        for number, sample in enumerate(_hashed(samples, digest) if hash_inputs else samples):
+        for number, sample in enumerate(_read(samples, workers, digest if hash_inputs else None)):
             read = number + 1
             if read <= skip:
                 report(1)
@@ -176,11 +176,18 @@ def observe_tensors(
     return Observation(histograms, samples.requested, done, samples.skipped, fed_sha256)
 
 
-def _hashed(samples: Dataset, digest: "hashlib._Hash") -> Iterator[Sample]:
-    """Yield the samples of a pass, each hashed before."""
-    for sample in samples:
-        digest_sample(digest, sample)
-        yield sample
+def _read(
+    samples: Dataset, workers: "_OrderedWorkers", digest: "hashlib._Hash | None"
+) -> Iterator[Sample]:
+    """Yield the samples of a pass, hashed. An error of one that was read before comes first."""
+    try:
+        for sample in samples:
+            if digest is not None:
+                digest_sample(digest, sample)
+            yield sample
+    except Exception:
+        workers.wait()
+        raise
 
 
 class _Tallies:

@@ -107,7 +107,7 @@ class _Progress(Generic[K]):
     running: dict[Future[bytes], K] = field(default_factory=dict)
     # These wait: who refuses at once would take the tasks of all others.
     refused: set[K] = field(default_factory=set)
-    refusals: Counter[K] = field(default_factory=Counter)  # of each task, so far
+    ever_refused: set[K] = field(default_factory=set)
     logged: set[str] = field(default_factory=set)
     workers: set[str] = field(default_factory=set)  # that have given a result
     lost: int = 0
@@ -123,16 +123,12 @@ class _Progress(Generic[K]):
         """What has no result, runs nowhere and is not refused."""
         return self.missing.keys() - set(self.running.values()) - self.refused
 
-    def copies_of_refused(self) -> list[K]:
-        """What to give out once more for each time that it was refused: of idle workers a scheduler
-        may choose the same one again."""
-        count = Counter(self.running.values())
-        return [
-            key
-            for key in self.missing
-            for _ in range(min(COPIES, 1 + self.refusals[key]) - count[key])
-            if count[key]
-        ]
+    def copies_of_refused(self, begun: Iterable[K]) -> list[K]:
+        """What to give out twice of the tasks that begin, where few run: a scheduler may choose the
+        idle worker that refused again. No copy is added later: all must end to count as lost.
+        """
+        copies = [key for key in begun if key in self.ever_refused]
+        return copies[: max(0, COPIES - len(self.running))]
 
     def copies(self) -> list[K]:
         """What to give out once more: its worker is slow or gone, and another may be quicker."""
@@ -252,8 +248,8 @@ class Workers(AbstractContextManager["Workers"]):
 
         try:
             while state.missing:
-                submit(state.startable())
-                submit(state.copies_of_refused() if alike else ())
+                submit(begun := state.startable())
+                submit(state.copies_of_refused(begun) if alike else ())
                 submit(state.copies_for_idle() if alike else ())
                 done = self._await_some(state.running, state.late_s)
                 submit(state.copies() if alike and not done else ())
@@ -265,7 +261,7 @@ class Workers(AbstractContextManager["Workers"]):
                     if why := _refusal(answer) or check(key, answer.result):
                         problem = f"{answer.worker} {why}"
                         state.refused.add(key)
-                        state.refusals[key] += 1
+                        state.ever_refused.add(key)
                         continue
                     state.take_result(key, answer.worker)
                     yield key, answer.result

@@ -488,7 +488,7 @@ def results_of(
         follow.side_effect = call
         controls = Controls()
         runner = BatchRunner(config, Model(HeadDouble(seed), ("a", "b", "c"), ""), controls)
-        said = []
+        results = []
         for number in range(12):
             if number == 6 and change is not None:
                 change(runner, controls)
@@ -498,9 +498,9 @@ def results_of(
             assert "decode" in result.event.latency_ms
             assert ("track" in result.event.latency_ms) == (config.tracker is not UNSET)
             event = result.event
-            said.append((event.detections, event.zones, event.lines, event.zone_events))
+            results.append((event.detections, event.zones, event.lines, event.zone_events))
         runner.close()
-    return said, sum(one is not None for one in taken)
+    return results, sum(one is not None for one in taken)
 
 
 FOLLOW = NativeTracker.follow
@@ -538,10 +538,10 @@ def test_pipelines_say_the_same_with_and_without_the_library(
         **{"tracker": TrackerConfig(), **tables},
     )
     seed = int(np.random.default_rng().integers(2**32))
-    said, number = results_of(config, seed, stages, change)
-    assert said == results_of(config, seed, None, change)[0]
+    results, number = results_of(config, seed, stages, change)
+    assert results == results_of(config, seed, None, change)[0], seed
     assert number == at_once
-    assert sum(len(one[0]) for one in said) > 60
+    assert sum(len(one[0]) for one in results) > 60
 
 
 # --- which one runs

@@ -249,8 +249,7 @@ def test_figures_hold_percentiles_of_the_interval_and_start_anew():
     assert metrics.take({}).frames == 0
 
 
-def test_percentiles_are_those_of_numpy():
-    rng = np.random.default_rng()
+def test_percentiles_are_those_of_numpy(rng):
     for count in (1, 2, 3, 29, 30, 100, 999, *rng.integers(1, 1000, 50)):
         values = rng.uniform(0.0, 50.0, count).round(int(rng.integers(0, 9))).tolist()
         metrics = Metrics()

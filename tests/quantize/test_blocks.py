@@ -1,7 +1,7 @@
 """Samples that are run and counted in blocks: bit for bit as one by one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.observer import Histogram
 from calibration.runs import BLOCK_BYTES, Arrays, Block
+from calibration.samples import Skipped
 from calibration.state import read_state
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
@@ -139,6 +140,34 @@ def test_the_error_is_that_of_the_first_sample(
     first, tensor = min(places)
     assert f"'{TENSORS[tensor]}'" in messages[0]
     assert f"in sample {first}:" in messages[0]
+
+
+class Failing:
+    """Samples that are finite but the first, and a failure behind them."""
+
+    requested = 100
+    skipped: tuple[Skipped, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def sha256(self) -> str:
+        return ""
+
+    def __iter__(self) -> Iterator[Sample]:
+        for at in range(3):
+            yield {"x": np.full((1, 3, 4), np.inf if at == 0 else 1.0, np.float32)}
+        raise OSError("the disk is gone")
+
+    def __len__(self) -> int:
+        return 100
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("block", [1, 8])
+def test_an_error_of_a_sample_comes_before_one_of_the_data_behind_it(
+    block: int, threads: int
+) -> None:
+    with pytest.raises(CalibrationError, match="in sample 0:"):
+        observe_tensors(InBlocks(block), Failing(), TENSORS, threads=threads)
 
 
 @pytest.mark.parametrize(

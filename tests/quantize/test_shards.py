@@ -30,6 +30,7 @@ from toolkit.cache import read_entry, write_entry
 from toolkit.cli.main import tandem as command_line
 from toolkit.engine.measure import CalibrateRequest, measure_model, measure_shard
 from toolkit.errors import WorkersError
+from toolkit.quantize import observe
 from toolkit.quantize.observe import SharedRunner
 from toolkit.quantize.ranges import shards
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges
@@ -103,6 +104,26 @@ def test_workers_give_the_result_of_one_process(model: Path, arrays: Path, metho
     plain = measured(model, arrays, RangeOptions(method))
     with threads() as workers:
         assert_same(measured(model, arrays, RangeOptions(method, workers=workers)), plain)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(0, observe.sample_threads()), (1, 1), (9, observe.sample_threads())]
+)
+def test_a_task_runs_no_more_samples_at_a_time_than_it_has_threads(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch, limit: int, expected: int
+) -> None:
+    counts = []
+
+    def observe_run(*arguments: Any, **options: Any) -> Any:
+        counts.append(options.get("threads"))
+        return observe.observe_run(*arguments, **options)
+
+    monkeypatch.setattr(shards, "observe_run", observe_run)
+    with Workers(lambda: ThreadPoolExecutor(1), threads=limit) as workers:
+        measured(model, arrays, RangeOptions("minmax", workers=workers))
+    head, *of_shards = counts
+    assert head is None  # of the command itself
+    assert set(of_shards) == {expected}
 
 
 def test_unreadable_pictures_are_counted_as_in_one_process(model: Path, pictures: Path) -> None:

@@ -168,6 +168,39 @@ def test_one_who_refuses_at_once_does_not_end_the_run(monkeypatch: pytest.Monkey
     assert results == {number: bytes([number]) for number in range(12)}
 
 
+class Favouring(ThreadPoolExecutor):
+    """A double of a scheduler of two workers that gives a task to the first one if it is idle."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "first")
+        self._second = ThreadPoolExecutor(1, "second")
+        self._latest: Future[Any] | None = None
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._latest is not None and not self._latest.done():
+            return self._second.submit(fn, *args, **kwargs)
+        self._latest = super().submit(fn, *args, **kwargs)
+        return self._latest
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._second.shutdown(wait, cancel_futures=cancel_futures)
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def test_a_refused_task_is_given_to_another_though_the_refusing_worker_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.2)
+
+    def work() -> bytes:
+        if threading.current_thread().name.startswith("first"):
+            raise RefusedError("has no such file")
+        return b"done"
+
+    with Workers(Favouring) as workers:
+        assert dict(workers.run(work, {1: ()}, alike=True)) == {1: b"done"}
+
+
 class Foreign(ThreadPoolExecutor):
     """A double of a worker with other versions: the expected ones are changed on the way to it."""
 

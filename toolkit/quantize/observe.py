@@ -62,12 +62,14 @@ def observe_run(
     on_progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     *,
+    threads: int | None = None,
     hash_inputs: bool = True,
 ) -> Observation:
-    """`observe_tensors` with a runner of `shared_runner`, in several threads."""
+    """`observe_tensors` with a runner of `shared_runner`, in several threads; None: as many as
+    `sample_threads`."""
     return observe_tensors(
         run, samples, tensors, on_progress, checkpoint,
-        count=opencv_counts, threads=sample_threads(), hash_inputs=hash_inputs,
+        count=opencv_counts, threads=threads or sample_threads(), hash_inputs=hash_inputs,
     )  # fmt: skip
 
 

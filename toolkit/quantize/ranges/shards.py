@@ -136,7 +136,7 @@ class ShardedPass:
         """Observe a shard in this process."""
         return _observed(
             run, self.data, self.tensors,
-            key=self.key(start, stop), start=start, stop=stop,
+            key=self.key(start, stop), start=start, stop=stop, threads=sample_threads(),
         )  # fmt: skip
 
 
@@ -319,7 +319,10 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
         own = thread.submit(_key, work.description, work.data, start, stop)
         try:
             with about(f"samples {start} to {stop}"):
-                return _observed(work.run, work.data, work.tensors, key=key, start=start, stop=stop)
+                return _observed(
+                    work.run, work.data, work.tensors, key=key, start=start, stop=stop,
+                    threads=work.threads,
+                )  # fmt: skip
         finally:  # before any error of other files
             if own.result() != key:
                 raise RefusedError(f"has other files for samples {start} to {stop}")
@@ -330,6 +333,7 @@ class _Work:
     run: Run
     data: Divisible
     tensors: tuple[str, ...]
+    threads: int
     description: str
 
 
@@ -345,10 +349,11 @@ def _opened(text: str) -> _Work:
         )
     graph = ir.from_proto(onnx.ModelProto.FromString(content))
     cores = job.threads or usable_cores() // tasks_here(job.tasks_by_host)
+    threads = min(sample_threads(), job.threads or usable_cores())
     try:
         inputs = input_specs(graph)
         data = open_data(Path(job.data), inputs, job.preprocess, job.samples)
-        run = SharedRunner(ActivationRunner(graph, job.tensors, max(1, cores // sample_threads())))
+        run = SharedRunner(ActivationRunner(graph, job.tensors, max(1, cores // threads)))
         assert isinstance(data, Divisible)
         stop, expected = job.first
         own = _digest(run, next(iter(data.part(0, stop)), {}))
@@ -360,7 +365,7 @@ def _opened(text: str) -> _Work:
             "files differ"
         )
     description = _description(job.graph, expected, job.tensors, inputs, job.preprocess)
-    return _Work(run, data, job.tensors, description)
+    return _Work(run, data, job.tensors, threads, description)
 
 
 def _observed(
@@ -371,11 +376,13 @@ def _observed(
     key: str,
     start: int,
     stop: int,
+    threads: int,
 ) -> bytes:
     watch, part = ChannelWatch(run), data.part(start, stop)
     state, samples = b"", 0
     try:
-        observation = observe_run(watch, part, tensors, hash_inputs=False)  # as its key has
+        # The key holds the hash of the files, which must not change meanwhile.
+        observation = observe_run(watch, part, tensors, threads=threads, hash_inputs=False)
     except NoSampleError:
         skipped = part.skipped
     else:
