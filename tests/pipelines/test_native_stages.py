@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from device.engine.manifest import TensorInfo
 from pipelines.config import PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.decode_config import UltralyticsDetect, UltralyticsPose
 from pipelines.frame import Frame, Nv12, Stamp
+from pipelines.model_config import PipelineModel
 from pipelines.results import Detections
 from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.feed import HostFeed
@@ -455,51 +457,61 @@ def test_a_frame_that_one_call_does_not_take_leaves_the_tracks(stages: NativeSta
 
 
 class HeadDouble:
-    """An engine whose frames have other objects each time."""
+    """An engine of a batch, whose frames have other objects each time."""
 
     reports = ()
-    inputs = (TensorInfo(name="images", dtype="float32", shape=(1, 3, 64, 64)),)
-    outputs = (TensorInfo(name="output0", dtype="float32", shape=(1, 7, 40)),)
     dims = ()
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, batch: int = 1) -> None:
+        self.inputs = (TensorInfo(name="images", dtype="float32", shape=(batch, 3, 64, 64)),)
+        self.outputs = (TensorInfo(name="output0", dtype="float32", shape=(batch, 7, 40)),)
         self._rng = np.random.default_rng(seed)
-        self._head = np.full((7, 40), 7.0, np.float32)
-        self._head[0], self._head[1] = 4 + np.arange(40) % 8 * 8, 8 + np.arange(40) // 8 * 12
+        self._heads = np.full((batch, 7, 40), 7.0, np.float32)
+        self._heads[:, 0] = 4 + np.arange(40) % 8 * 8
+        self._heads[:, 1] = 8 + np.arange(40) // 8 * 12
 
     def infer(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        self._head[:2] += self._rng.normal(0.0, 1.0, (2, 40)).astype(np.float32)
-        self._head[4:] = self._rng.uniform(0.0, 0.9, (3, 40))
-        return {"output0": self._head[None].copy()}
+        moves = self._rng.normal(0.0, 1.0, self._heads[:, :2].shape)
+        self._heads[:, :2] += moves.astype(np.float32)
+        self._heads[:, 4:] = self._rng.uniform(0.0, 0.9, self._heads[:, 4:].shape)
+        return {"output0": self._heads.copy()}
 
 
 def results_of(
     config: PipelineConfig, seed: int, library: NativeStages | None, change: Any = None
 ) -> tuple[list[tuple[Any, ...]], int]:
-    """What a pipeline says of twelve frames, and how many of them one call did."""
+    """What a pipeline says of twelve frames a camera, and how many of them one call did."""
+    names = [model.name for model in config.networks]
+    cameras = [camera.id for camera in config.cameras]
     with running(library), patch.object(NativeTracker, "follow", autospec=True) as follow:
-        taken: list[Any] = []
+        answers: list[Any] = []
 
         def call(*arguments: Any) -> Any:
-            taken.append(FOLLOW(*arguments))
-            return taken[-1]
+            answers.append(FOLLOW(*arguments))
+            return answers[-1]
 
         follow.side_effect = call
         controls = Controls()
-        runner = BatchRunner(config, Model(HeadDouble(seed), ("a", "b", "c"), ""), controls)
+        first, *others = (
+            Model(HeadDouble(seed + i, len(cameras)), ("a", "b", "c"), "")
+            for i in range(len(names))
+        )
+        runner = BatchRunner(config, first, controls, dict(zip(names[1:], others, strict=True)))
         results = []
         for number in range(12):
             if number == 6 and change is not None:
                 change(runner, controls)
             at = Stamp(number * 33_000_000, 0)
-            frame = Frame(np.zeros((64, 64, 3), np.uint8), number, at, at, "test://", "cam")
-            (result,) = runner.run([frame], ())
-            assert "decode" in result.event.latency_ms
-            assert ("track" in result.event.latency_ms) == (config.tracker is not UNSET)
-            event = result.event
-            results.append((event.detections, event.zones, event.lines, event.zone_events))
+            batch = [
+                Frame(np.zeros((64, 64, 3), np.uint8), number, at, at, "test://", camera)
+                for camera in cameras
+            ]
+            for result in runner.run(batch, ()):
+                event = result.event
+                assert ("track" in event.latency_ms) == (config.tracker is not UNSET)
+                results.append((event.detections, event.zones, event.lines, event.zone_events))
         runner.close()
-    return results, sum(one is not None for one in taken)
+    return results, sum(answer is not None for answer in answers)
 
 
 FOLLOW = NativeTracker.follow
@@ -511,36 +523,61 @@ class SeeingTap:
         decoded()
 
 
+DECODE = UltralyticsDetect(score_threshold=0.1)
+SQUARE = PreprocessConfig(width=64, height=64)
+TWO_CAMERAS = (SourceConfig(uri="test://", id="cam"), SourceConfig(uri="test://", id="yard"))
+ZONE = ZoneConfig(name="z", polygon=((0.2, 0.2), (0.8, 0.2), (0.5, 0.9)))
+FIRST = PipelineModel(name="first", engine="a", labels="a", preprocess=SQUARE, decode=DECODE)
+SECOND = msgspec.structs.replace(FIRST, name="second", engine="b")
+
+
 @pytest.mark.parametrize(
     ("tables", "change", "at_once"),
     [
-        ({}, None, 12),
-        (
-            {"zones": (ZoneConfig(name="z", polygon=((0.2, 0.2), (0.8, 0.2), (0.5, 0.9))),)},
-            None,
-            12,
+        pytest.param({}, None, 12, id="all"),
+        pytest.param({"zones": (ZONE,)}, None, 12, id="zones"),
+        pytest.param({"roi": PART}, None, 0, id="region"),
+        pytest.param({"tracker": UNSET}, None, 0, id="untracked"),
+        pytest.param({"tracker": TrackerConfig(every_nth=3)}, None, 4, id="predicted between"),
+        pytest.param({"sources": TWO_CAMERAS}, None, 24, id="batch of cameras"),
+        pytest.param(
+            {"sources": TWO_CAMERAS, "zones": (ZONE,), "tracker": TrackerConfig(every_nth=2)},
+            None, 12, id="predicted between, of two cameras",
         ),
-        ({"roi": PART}, None, 0),
-        ({"tracker": UNSET}, None, 0),
-        ({}, lambda runner, controls: controls.set_least_score("cam", 0.5), 6),
-        ({}, lambda runner, controls: setattr(runner, "tap", SeeingTap()), 6),
+        pytest.param(
+            {"models": (FIRST, msgspec.structs.replace(SECOND, every_nth=3))},
+            None, 8, id="second model on some frames",
+        ),
+        pytest.param(
+            {"models": (FIRST, SECOND), "tracker": TrackerConfig(model="second")},
+            None, 0, id="second model followed",
+        ),
+        pytest.param(
+            {}, lambda runner, controls: controls.set_least_score("cam", 0.5), 6, id="least score"
+        ),
+        pytest.param(
+            {}, lambda runner, controls: setattr(runner, "tap", SeeingTap()), 6, id="tapped"
+        ),
     ],
-)
+)  # fmt: skip
 def test_pipelines_say_the_same_with_and_without_the_library(
     stages: NativeStages, tables: dict[str, Any], change: Any, at_once: int
 ) -> None:
+    one_model = {} if "models" in tables else {"preprocess": SQUARE, "decode": DECODE}
     config = PipelineConfig(
         name="p",
-        sources=(SourceConfig(uri="test://", id="cam"),),
-        preprocess=PreprocessConfig(width=64, height=64),
-        decode=UltralyticsDetect(score_threshold=0.1),
-        **{"tracker": TrackerConfig(), **tables},
+        **{
+            "sources": (SourceConfig(uri="test://", id="cam"),),
+            "tracker": TrackerConfig(),
+            **one_model,
+            **tables,
+        },
     )
     seed = int(np.random.default_rng().integers(2**32))
     results, number = results_of(config, seed, stages, change)
     assert results == results_of(config, seed, None, change)[0], seed
     assert number == at_once
-    assert sum(len(one[0]) for one in results) > 60
+    assert sum(len(objects) for objects, *_ in results) > 60
 
 
 # --- which one runs
