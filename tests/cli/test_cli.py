@@ -143,6 +143,27 @@ print(json.dumps(rows))
 """
 
 
+INTERRUPTED = """
+import sys
+from toolkit.cli import main as command_line
+
+def imports(standalone_mode):
+    raise ImportError("initialization failed") from KeyboardInterrupt()
+
+command_line.tandem = imports
+sys.argv = ["tandem", "profiles"]
+command_line.main()
+"""
+
+
+def test_ctrl_c_while_a_module_in_c_starts_is_no_error_of_the_import() -> None:
+    """Python makes an ImportError of a KeyboardInterrupt in the start of a module in C."""
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (1, "Aborted!\n")
+
+
 def test_errors_are_one_sentence_and_status_one(tmp_path: Path, rng: np.random.Generator) -> None:
     small_convnet(tmp_path / "net.onnx", rng)
     (tmp_path / "empty").mkdir()

@@ -131,6 +131,12 @@ def main() -> None:
         LOG.debug("failed: %s", err, exc_info=err)
         drop_unwritten()
         _fail(failure.sentence, failure.status)
+    except ImportError as err:
+        # What Ctrl-C ends while a module in C starts; click says it of a KeyboardInterrupt alone.
+        if not isinstance(err.__cause__ or err.__context__, KeyboardInterrupt):
+            raise
+        click.echo("Aborted!", err=True)
+        sys.exit(1)
     finally:
         LOG.info("ended after %.2f s", time.perf_counter() - begin)
 
