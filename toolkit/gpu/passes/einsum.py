@@ -6,6 +6,7 @@ from math import prod
 
 from toolkit.gpu.ir.network import Attribute, Operation, Shape
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
+from toolkit.gpu.reasons import Reason, reason
 
 
 def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -47,7 +48,7 @@ def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
 
 def einsum_refusal(
     op: Operation, shapes: Sequence[Shape | None], inferred: Shape | None
-) -> str | None:
+) -> Reason | None:
     """Return why no kernels compute an Einsum; `shapes` of its operands, `inferred` of its result.
 
     Of the sizes 1 and n of a label, shape inference takes the one that comes first: what follows
@@ -55,26 +56,18 @@ def einsum_refusal(
     """
     equation = _read_equation(op)
     if equation is None:
-        return (
-            f"has the equation {op.text('equation', '')!r} of {len(op.inputs)} tensors; kernels "
-            "take 1 or 2, without diagonals and '...'"
-        )
+        return reason("gpu.einsum:equation", op.text("equation", ""), len(op.inputs))
     labels, result = equation
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes) or inferred is None:
         return None
     sizes = _sizes(labels, known)
-    for own, shape in zip(labels, known, strict=True):
-        for label, size in zip(own, shape, strict=True):
+    for axes, shape in zip(labels, known, strict=True):
+        for label, size in zip(axes, shape, strict=True):
             if size not in (1, sizes[label]):
-                return f"has sizes {sizes[label]} and {size} of {label}"
+                return reason("gpu.einsum:sizes", sizes[label], size, label)
     whole = tuple(sizes[label] for label in result)
-    if inferred == whole:
-        return None
-    return (
-        f"makes {list(whole)}, and shape inference of ONNX says {list(inferred)}: expand the "
-        "operand that has the size 1"
-    )
+    return None if inferred == whole else reason("gpu.einsum:ones", list(whole), list(inferred))
 
 
 def _read_equation(op: Operation) -> tuple[list[str], str] | None:
