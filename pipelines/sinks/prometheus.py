@@ -39,14 +39,11 @@ class PrometheusOut:
                 f"the prometheus sink cannot listen on {config.host}:{config.port}"
                 f" ({error.strerror}): give another host or port."
             ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="prometheus", daemon=True
-        )
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return int(self._server.server_address[1])
+        return self._server.port
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -55,14 +52,12 @@ class PrometheusOut:
 
     def __enter__(self) -> "PrometheusOut":
         """Begin to serve."""
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop to serve."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._server.close()
 
     def write(self, result: FrameResult) -> None:
         """Add a frame."""

@@ -126,14 +126,15 @@ def _no_float8(options: BuildOptions, profile: Profile) -> str | None:
     """Return why Q/DQ of FP8 cannot stay in a model; None if they can."""
     if _wants_int8(options):
         return "of which no INT8 is made: build with --precision fp16 alone"
+    older = _older_gpu(profile, FIRST_SM_WITH_FLOAT8)
+    return older and f"which GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute; {older}"
+
+
+def _older_gpu(profile: Profile, first_sm: int) -> str | None:
+    """Return what a profile has where it has no GPU from an SM on; None: it has one."""
     if profile.gpu is None:
-        return f"which GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute; {profile.name} has none"
-    if profile.gpu.sm < FIRST_SM_WITH_FLOAT8:
-        return (
-            f"which GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute; that of {profile.name} has SM "
-            f"{profile.gpu.sm}"
-        )
-    return None
+        return f"{profile.name} has none"
+    return f"that of {profile.name} has SM {profile.gpu.sm}" if profile.gpu.sm < first_sm else None
 
 
 def _refuse_two_sources(options: BuildOptions) -> None:
@@ -179,14 +180,8 @@ def _refuse_float8(options: BuildOptions, profile: Profile) -> None:
 
 def _no_bfloat16(profile: Profile) -> str | None:
     """Return why kernels of a profile cannot have BF16; None if they can."""
-    if profile.gpu is None:
-        return f"GPUs from SM {FIRST_SM_WITH_BFLOAT16} on compute it; {profile.name} has none"
-    if profile.gpu.sm < FIRST_SM_WITH_BFLOAT16:
-        return (
-            f"GPUs from SM {FIRST_SM_WITH_BFLOAT16} on compute it; that of {profile.name} has SM "
-            f"{profile.gpu.sm}"
-        )
-    return None
+    older = _older_gpu(profile, FIRST_SM_WITH_BFLOAT16)
+    return older and f"GPUs from SM {FIRST_SM_WITH_BFLOAT16} on compute it; {older}"
 
 
 def _refuse_bfloat16(options: BuildOptions, profile: Profile) -> None:

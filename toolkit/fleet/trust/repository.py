@@ -32,7 +32,7 @@ from tuf.api.metadata import (
 from tuf.api.serialization.json import JSONSerializer
 
 from device.errors import TrustError
-from device.files import locked, make_folder, replace_file, replacing
+from device.files import locked, make_folder, replacing, write_file
 from device.protocol.documents import encode
 from device.protocol.signed import sign_text
 from device.trust.director import DIRECTOR, DIRECTOR_FORMAT, DirectorDocument
@@ -403,7 +403,4 @@ def _is_due(signed: Snapshot | Timestamp) -> bool:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        raise TrustError(f"cannot write {path}: {error.strerror}") from error
+    write_file(path, data, 0o666, TrustError)
