@@ -19,9 +19,8 @@ from toolkit.engine.options import BuildOptions, RequestedPrecision
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
 from toolkit.errors import BuildError, about
-from toolkit.graph.bfloat16 import FIRST_SM_WITH_BFLOAT16
 from toolkit.graph.block_weights import BlockTensor
-from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
+from toolkit.graph.dtypes import FIRST_SM_WITH_BFLOAT16, FIRST_SM_WITH_FLOAT8
 from toolkit.graph.node_view import views
 from toolkit.importers.onnx import ModelSource, open_model, source_path
 from toolkit.partition.planning.plan import plan_together

@@ -13,9 +13,8 @@ from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.graph.bfloat16 import FIRST_SM_WITH_BFLOAT16
 from toolkit.graph.check import check_nodes
-from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
+from toolkit.graph.dtypes import FIRST_SM_WITH_BFLOAT16, FIRST_SM_WITH_FLOAT8
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_model, sized

@@ -51,8 +51,7 @@ from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.bfloat16 import BFLOAT16
-from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8, FLOAT8
+from toolkit.graph.dtypes import BFLOAT16, FIRST_SM_WITH_FLOAT8, FLOAT8
 from toolkit.plugins import Plugin
 
 KernelPrecision = Precision | Literal["bf16"]

@@ -45,7 +45,7 @@ from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.recurrent import ACTIVATIONS
 from toolkit.gpu.reasons import Reason, reason
 from toolkit.gpu.shapes.sizes import upper_bound
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 
 MAX_INDICES = 4  # of one element, that kernels read
 MAX_STEPS = 512  # of a recurrence: each starts up to four kernels

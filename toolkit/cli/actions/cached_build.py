@@ -30,7 +30,6 @@ from toolkit.cache import (
     trim,
     write_entry,
 )
-from toolkit.cli.actions.built import Built
 from toolkit.cli.actions.outputs import need_folders, print_page_path, write_bytes
 from toolkit.cli.command import given
 from toolkit.cli.commands.build import Build
@@ -60,6 +59,14 @@ _VERSIONS = (
     "print(sorted(f'{one.name} {one.version}' for one in all_of()))"
 )
 _WHERE = "engine: \0 ("  # in the place of the engine's path
+
+
+class Built(msgspec.Struct, frozen=True):
+    """What a build says, as text and as JSON, and the table that it has measured."""
+
+    text: str
+    json: str
+    table: bytes | None
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -37,10 +37,10 @@ from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.rollout.targets import Target, fulfils, parse_requirements
 from toolkit.fleet.server.chunks import ChunkServer
 from toolkit.fleet.server.commands import CONNECT_S, FINAL, make_command, payload_of
-from toolkit.fleet.store.board_leases import lease_board, release_board
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import load_targets
 from toolkit.fleet.store.devices import load_ear
+from toolkit.fleet.store.lease import lease_board, release_board
 
 OPERATION = "job"
 LABEL = "label.farm=yes"

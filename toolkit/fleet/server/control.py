@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 import msgspec
 
@@ -26,7 +27,6 @@ from toolkit.fleet.rollout.reports import event_of, request_of
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
 from toolkit.fleet.server.device_cache import MAX_ROWS, DeviceCache
-from toolkit.fleet.server.shares import owner_of
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
@@ -525,3 +525,13 @@ def _is_open(state: v.RolloutState) -> bool:
 def _sent_text(row: DesiredRow) -> str:
     values = {"device": row.device, "counter": row.counter, "sha256": row.sha256, "undo": row.undo}
     return msgspec.json.encode(values).decode()
+
+
+def owner_of(servers: Sequence[str], device: str) -> str:
+    """Return the server that has a device, by rendezvous hashing over those that live.
+
+    When a server comes or goes, the devices that it gets or had change hands, and no others.
+    """
+    if len(servers) == 1:
+        return servers[0]
+    return max(servers, key=lambda server: blake2b(f"{server}/{device}".encode()).digest())

@@ -25,7 +25,7 @@ from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.ir.windows import read_window
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 from toolkit.graph.window import Window
 
 _JOINED_BYTES = 64  # of the channels of a block of narrow groups

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from device.error_figures import sqnr_db
 from pipelines.stages.accuracy import iou_matrix
-from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners
-from toolkit.quantize.loss.detections import comparable
+from toolkit.quantize.loss.detections import MIN_IOU, as_corners, comparable, have_corners
 
 Arrays = Sequence[NDArray[Any]]
 
