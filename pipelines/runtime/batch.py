@@ -33,8 +33,8 @@ from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import FrameFacts, make_event
 from pipelines.sinks.result import roles_of
 from pipelines.sinks.table import FrameResult, Sink
+from pipelines.sources.batching import Pace
 from pipelines.sources.table import Source
-from pipelines.sources.take import Pace
 from pipelines.stages.crops import Describer, attribute_of, crop
 from pipelines.stages.scene import Scene
 from pipelines.stages.zones import NO_ZONES, ZoneFrame

@@ -29,9 +29,9 @@ from pipelines.sinks.controls import Controls
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.opened import OpenSinks
 from pipelines.sinks.table import Broker, FrameResult, SinkContext
+from pipelines.sources.batching import Admission
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
-from pipelines.sources.take import Admission
 from pipelines.stages.fit import check_engines
 from pipelines.vision import cv2
 

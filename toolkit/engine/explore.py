@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from toolkit.engine.frontend import run_frontend
 from toolkit.engine.frontend_result import Frontend
-from toolkit.engine.kept_cost import frame_us
 from toolkit.engine.options import BuildOptions, RequestedPrecision
+from toolkit.engine.precision_gain import frame_us
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
 from toolkit.errors import BuildError, about

@@ -35,7 +35,7 @@ from toolkit.fleet.store.device_queries import FleetCounts, fleet_counts
 from toolkit.fleet.store.devices import load_device, load_ear
 from toolkit.fleet.trust.publish import find_stored, list_stored
 from toolkit.fleet.web.access import RefusedError
-from toolkit.fleet.web.orders import Planned, order_rollout, start_planned, who
+from toolkit.fleet.web.forms import Planned, order_rollout, start_planned, who
 from toolkit.fleet.web.pages.devices import filter_of
 from toolkit.fleet.web.pages.rollouts import find_spec
 from toolkit.fleet.web.visit import Visit

@@ -45,6 +45,7 @@ from toolkit.fleet.web.access import (
     find_session,
     find_token,
 )
+from toolkit.fleet.web.forms import COMMAND_WAIT_S, FORMS, Form, run_command
 from toolkit.fleet.web.frame import (
     Frame,
     draw_page,
@@ -57,7 +58,6 @@ from toolkit.fleet.web.frame import (
 )
 from toolkit.fleet.web.live import Live, events_after, read_place
 from toolkit.fleet.web.meters import Meters, MetersMiddleware
-from toolkit.fleet.web.orders import COMMAND_WAIT_S, FORMS, Form, run_command
 from toolkit.fleet.web.pages import PAGES, Page
 from toolkit.fleet.web.pages.answer import command_of, draw_answer
 from toolkit.fleet.web.store_threads import StoreThreads
