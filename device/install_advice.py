@@ -28,7 +28,9 @@ def pip_install(extra: str) -> str:
 @cache
 def _source(extra: str) -> str:
     # A checkout that is the working directory has metadata of its own, which say nothing of pip.
-    records = (one.read_text("direct_url.json") for one in distributions(name=NAME))
+    records = (
+        distribution.read_text("direct_url.json") for distribution in distributions(name=NAME)
+    )
     record = next((text for text in records if text), None)
     if record is None and (CHECKOUT / "pyproject.toml").is_file():  # run where it is
         return f"-e {quote(f'{CHECKOUT}[{extra}]')}"

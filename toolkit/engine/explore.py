@@ -152,7 +152,9 @@ class Point:
         """SQNR of the worst output in dB."""
         losses = () if self.loss is None else self.loss.losses
         values = [row.value for row in losses if row.metric is SQNR]
-        return min((-math.inf if math.isnan(one) else one for one in values), default=math.inf)
+        return min(
+            (-math.inf if math.isnan(value) else value for value in values), default=math.inf
+        )
 
     def beats(self, point: "Point") -> bool:
         """True if no figure is worse, and one is better, of two with times."""

@@ -242,16 +242,16 @@ def _moved(text: str, options: Build, *, store: bool) -> str:
 
 def _parts(value: object) -> Iterator[str]:
     """Yield all that options say, and the contents of the files that they name."""
-    for one in fields(value):  # type: ignore[arg-type]
-        item = getattr(value, one.name)
-        if one.name in _NO_PART:
+    for field in fields(value):  # type: ignore[arg-type]
+        item = getattr(value, field.name)
+        if field.name in _NO_PART:
             continue
         if is_dataclass(item):
             yield from _parts(item)
         elif isinstance(item, Path):  # the same in another checkout
-            yield f"{one.name} {item.name} {_content(item)}"
+            yield f"{field.name} {item.name} {_content(item)}"
         else:
-            yield f"{one.name} {item!r}"
+            yield f"{field.name} {item!r}"
 
 
 def _has_external_data(model: Path) -> bool:

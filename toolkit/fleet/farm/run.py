@@ -70,7 +70,11 @@ def boards_for(database: Database, requires: str) -> tuple[Target, ...]:
     Raises TandemError: there is none, or the requirements are none.
     """
     requirements = parse_requirements(",".join(filter(None, (LABEL, requires))))
-    fit = [one for one in load_targets(database, load_ear(database)) if fulfils(one, requirements)]
+    fit = [
+        target
+        for target in load_targets(database, load_ear(database))
+        if fulfils(target, requirements)
+    ]
     boards = tuple(one for one in fit if one.online)
     if not boards:
         away = f"{len(fit)} that fulfil it are not online" if fit else "none fulfils it"

@@ -381,18 +381,18 @@ class Control:
             is_open = state.status in ("running", "scheduled")
             if not (state.waits and is_open and at_s >= self._specs[number].start_s):
                 continue
-            own = {name: row for name, row in state.devices.items() if row.phase == "pending"}
+            pending = {name: row for name, row in state.devices.items() if row.phase == "pending"}
             runs = {name: sha256 if sha256 in self._releases else "" for name, sha256 in
                 self._database.rows("SELECT id, running FROM devices")}  # fmt: skip
             runs |= {name: self._previous(row) for name, row in changed.items()}
             changed_runs = {
                 name: runs[name]
-                for name, row in own.items()
+                for name, row in pending.items()
                 if name in runs and runs[name] != row.previous
             }
             if changed_runs and self._specs[number].agent is None:  # an agent knows the one before
                 self._note(this, number, [v.Begun(at_s=at_s, previous=changed_runs)])
-            self._take_over(this, number, own, at_s)
+            self._take_over(this, number, pending, at_s)
 
     def _tick(self, this: _Round, at_s: float) -> None:
         """Let time pass; ticks that change nothing are not noted."""

@@ -94,7 +94,7 @@ class FleetRepository:
         )
         director = self._director()
         return (
-            *(Expiry(one.type, one.version, one.expires) for one in roles),
+            *(Expiry(role.type, role.version, role.expires) for role in roles),
             Expiry("director", director.version, director.expires),
         )
 
@@ -332,7 +332,7 @@ def make_repository(fleet: Path, *, root_keys: int = 1, threshold: int = 1) -> F
         expires=_expiry("root"),
         keys={one.public_key.keyid: one.public_key for one in [*root_signers, *signers.values()]},
         roles={
-            "root": Role([one.public_key.keyid for one in root_signers], threshold),
+            "root": Role([root_signer.public_key.keyid for root_signer in root_signers], threshold),
             **{role: Role([signers[role].public_key.keyid], 1) for role in ROLES},
         },
     )

@@ -265,10 +265,10 @@ def _start(database: Database, call: Call) -> StartedRollout:
 def _bundles(_database: Database, call: Call) -> list[BundleRow]:
     return [
         BundleRow(
-            name=one.name, version=one.version, profile=one.profile, sha256=one.sha256,
-            bytes=one.bytes,
+            name=bundle.name, version=bundle.version, profile=bundle.profile, sha256=bundle.sha256,
+            bytes=bundle.bytes,
         )
-        for one in list_stored(call.fleet.folder).bundles
+        for bundle in list_stored(call.fleet.folder).bundles
     ]  # fmt: skip
 
 

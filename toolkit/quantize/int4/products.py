@@ -172,7 +172,9 @@ def quantize_products(
             roundings = [round_to_nearest(weight, block)]
             if upper is not None:
                 roundings.append(round_with_feedback(weight, upper, block))
-            errors = [_relative_error(judges @ one.restored(), truth) for one in roundings]
+            errors = [
+                _relative_error(judges @ rounding.restored(), truth) for rounding in roundings
+            ]
             best = int(np.argmin(np.nan_to_num(errors, nan=np.inf)))
             name = str(node.name)
             products.append(
