@@ -150,6 +150,15 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
         file.write(content)
 
 
+def write_file(path: Path, content: bytes, mode: int, error: type[Exception]) -> None:
+    """Write a whole file, in a folder that is made where it is missing. Raises `error`."""
+    try:
+        make_folder(path.parent)
+        replace_file(path, content, mode)
+    except OSError as cause:
+        raise error(f"cannot write {path}: {cause.strerror}") from cause
+
+
 def write_synced(path: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:
     """Write a new file and bring it onto the disk; its name is there for sure only after
     `sync_folder`. `mode`: as of `replacing`. Raises OSError.

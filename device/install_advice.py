@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -11,6 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 NAME = "tandem-edge"
 CHECKOUT = Path(__file__).parents[1]
+
+
+def why_missing(package: str, extra: str) -> str | None:
+    """Return that a package is missing, and what adds it; None: it is there."""
+    return None if find_spec(package) else f"{package} is not installed; {pip_install(extra)}"
 
 
 def pip_install(extra: str) -> str:
@@ -22,7 +28,9 @@ def pip_install(extra: str) -> str:
 @cache
 def _source(extra: str) -> str:
     # A checkout that is the working directory has metadata of its own, which say nothing of pip.
-    records = (one.read_text("direct_url.json") for one in distributions(name=NAME))
+    records = (
+        distribution.read_text("direct_url.json") for distribution in distributions(name=NAME)
+    )
     record = next((text for text in records if text), None)
     if record is None and (CHECKOUT / "pyproject.toml").is_file():  # run where it is
         return f"-e {quote(f'{CHECKOUT}[{extra}]')}"

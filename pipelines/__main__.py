@@ -207,7 +207,7 @@ def _output_files(
 
     if options.data is None or not writes_files(config):
         return OutputFiles(overwrite=options.overwrite)
-    content = hashlib.sha256("".join(one.engine_sha256 for one in models.values()).encode())
+    content = hashlib.sha256("".join(model.engine_sha256 for model in models.values()).encode())
     for path in (options.bundle / PIPELINE, *(files[name].labels for name in models)):
         content.update(path.read_bytes())
     folder = release_folder(options.data, content.hexdigest()[:16])

@@ -132,8 +132,8 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
         self._check_frames()
 
     def _check_frameless(self, keys: Sequence[str]) -> None:
-        own = self.__struct_fields__
-        if extra := [key for key in own if getattr(self, key) and key not in keys]:
+        field_names = self.__struct_fields__
+        if extra := [key for key in field_names if getattr(self, key) and key not in keys]:
             raise ValueError(f'a pipeline of kind "{self.kind}" has no {extra[0]!r}: remove it')
         if self.kind == "service" and self.service is UNSET:
             raise ValueError('a pipeline of kind "service" needs [service]: add it')
@@ -197,7 +197,7 @@ class PipelineConfig(_Value, frozen=True, kw_only=True):
             kind = sink.__struct_config__.tag
             for name in getattr(sink, "models", ()):
                 check_frame_model(networks, name, f"the {kind} sink")
-                reading = next(one.reading for one in networks if one.name == name)
+                reading = next(network.reading for network in networks if network.name == name)
                 if isinstance(sink, SerialSink) and isinstance(reading, BOXLESS):
                     raise ValueError(
                         f"the serial sink names the model {name!r}, which gives no boxes: name"

@@ -71,7 +71,10 @@ def render(figures: Figures, *, prefix: str = PREFIX) -> str:
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Answers GET /metrics with a text, each request in a thread of its own."""
+    """Answers GET /metrics with a text, each request in a thread of its own.
+
+    `start` it, and `close` it.
+    """
 
     daemon_threads = True
 
@@ -79,6 +82,22 @@ class MetricsServer(ThreadingHTTPServer):
         """Listen on an address (host, port). OSError: it is taken, or not of this machine."""
         self.text = text
         super().__init__(address, _Handler)
+        self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.server_address[1])
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop."""
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -59,17 +59,19 @@ def files_of(
     check_names(config, engines)
     first = _first_names(config)
     return {
-        one.name: ModelFiles(
-            engines.get(one.name) or _named(config, one, "engine", folder),
-            labels if labels and one.name in first else _named(config, one, "labels", folder),
+        network.name: ModelFiles(
+            engines.get(network.name) or _named(config, network, "engine", folder),
+            labels
+            if labels and network.name in first
+            else _named(config, network, "labels", folder),
         )
-        for one in config.networks
+        for network in config.networks
     }
 
 
 def check_names(config: PipelineConfig, names: Iterable[str]) -> None:
     """Raise ConfigError if a name is of no model of a pipeline."""
-    known = [one.name for one in config.networks]
+    known = [network.name for network in config.networks]
     for name in names:
         if name not in known:
             raise ConfigError(
@@ -103,7 +105,7 @@ def bundle_files(
             if ours or not only.labels:
                 labels = labels or folder / LABELS
         return files_of(config, pipeline.parent if pipeline else folder, engines, labels)
-    names = [one.name for one in config.networks]
+    names = [network.name for network in config.networks]
     if unknown := [name for name in names if name not in members]:
         raise ConfigError(
             f"pipeline {config.name!r} has the model {unknown[0]!r}, which is none of the bundle's"
@@ -123,7 +125,9 @@ def bundle_files(
 def _first_names(config: PipelineConfig) -> set[str]:
     """Return the names of the first model and of those that replace it."""
     first = config.first.name
-    return {one.name for one in config.networks if first in (one.name, one.replaces)}
+    return {
+        network.name for network in config.networks if first in (network.name, network.replaces)
+    }
 
 
 def _members(folder: Path) -> dict[str, BundleModel]:
@@ -150,14 +154,14 @@ def open_models(
             " its engines."
         )
     models, first = {}, config.first.name
-    for one in config.networks:
-        labels = load_labels(files[one.name].labels)
-        engine = stack.enter_context(open_engine(files[one.name].engine))
+    for network in config.networks:
+        labels = load_labels(files[network.name].labels)
+        engine = stack.enter_context(open_engine(files[network.name].engine))
         if engine.manifest.uncalibrated:
-            warn(f"{one.name}: {UNCALIBRATED}" if config.models else UNCALIBRATED)
-        core = None if one.dla_core is UNSET else one.dla_core
+            warn(f"{network.name}: {UNCALIBRATED}" if config.models else UNCALIBRATED)
+        core = None if network.dla_core is UNSET else network.dla_core
         # Threads of other models have no context of their own for the kernels of frames.
-        has_frames = first in (one.name, one.replaces)
+        has_frames = first in (network.name, network.replaces)
         turns = tuple(
             SessionHandle(session, frame_opener(engine, session) if has_frames else None)
             for session in _sessions(engine, core, open_session, stack)
@@ -166,7 +170,7 @@ def open_models(
         for node in engine.manifest.plan:
             predicted_us[node.processor] += node.predicted_us
         facts = engine.manifest.preprocessing
-        models[one.name] = Model(
+        models[network.name] = Model(
             turns[0].session,
             labels,
             engine.sha256,

@@ -35,9 +35,9 @@ from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sink_config import MqttSink
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.table import Broker, FrameResult
+from pipelines.sources.batching import Pace, batches_of
 from pipelines.sources.live import Ended, LiveSource, Waiting
 from pipelines.sources.table import open_source
-from pipelines.sources.take import Pace, batches_of
 from pipelines.stages.decode import decode, view_of
 from pipelines.stages.preprocess import Preprocessor, fit
 from pipelines.vision import cv2

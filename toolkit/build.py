@@ -23,7 +23,7 @@ from toolkit.graph.max_memory import limited_memory
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.pytorch import TorchModel, export_module, is_torch
 from toolkit.importers.source import ModelPath
-from toolkit.network import Network
+from toolkit.network_definition import Network
 from toolkit.partition.planning.plan import Plan, PlanOptions
 from toolkit.partition.planning.plan_text import render_plan
 from toolkit.plugins import Plugin

@@ -356,11 +356,11 @@ def _answer(
     """Run a task on a worker that has the expected versions and so many bytes of memory free."""
     worker = f"worker {worker_name()}"
     try:
-        for name, own in versions(expected.keys() - {TANDEM, PYTHON}).items():
-            if own != expected[name]:
+        for name, version in versions(expected.keys() - {TANDEM, PYTHON}).items():
+            if version != expected[name]:
                 raise RefusedError(
-                    f"runs {name} {own or '(none)'}, not {expected[name] or '(none)'}: both must "
-                    "be the same, as results may differ"
+                    f"runs {name} {version or '(none)'}, not {expected[name] or '(none)'}: both "
+                    "must be the same, as results may differ"
                 )
         if (free := available_bytes()) < need:  # the kernel would end it in the middle
             raise RefusedError(
@@ -380,8 +380,8 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions that results depend on, by name: of Tandem, of Python (3.11) and of
     packages, "" for one that is not installed."""
     python = "{}.{}".format(*sys.version_info)
-    own = {TANDEM: code_version(), PYTHON: python}
-    return own | {name: package_version(name) for name in sorted(packages)}
+    versions_here = {TANDEM: code_version(), PYTHON: python}
+    return versions_here | {name: package_version(name) for name in sorted(packages)}
 
 
 def worker_name() -> str:

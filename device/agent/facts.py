@@ -60,7 +60,7 @@ def jetpack_of(l4t: str) -> str:
     """Return the JetPack that an L4T release belongs to, "" if it is not known."""
     if not l4t:
         return ""
-    return next((one.version for one in load_jetpacks() if l4t in one.l4t), "")
+    return next((jetpack.version for jetpack in load_jetpacks() if l4t in jetpack.l4t), "")
 
 
 def _free_mb(folder: Path) -> int:

@@ -162,13 +162,13 @@ def _check_files(path: Path) -> None:
     The database is made here, for its user alone; SQLite gives its other files the same rights.
     """
     os.close(open_regular(path, os.O_RDWR | os.O_CREAT))
-    for one in _files(path):
+    for file in _files(path):
         with contextlib.suppress(FileNotFoundError):
-            descriptor = open_regular(one, os.O_RDONLY)
+            descriptor = open_regular(file, os.O_RDONLY)
             size = os.fstat(descriptor).st_size
             os.close(descriptor)
             if size > MAX_FILE_BYTES:
-                raise UnfitFileError(errno.EFBIG, f"{one.name} has {size} bytes")
+                raise UnfitFileError(errno.EFBIG, f"{file.name} has {size} bytes")
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:

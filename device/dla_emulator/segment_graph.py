@@ -6,7 +6,6 @@ the DLA is the one thing on this side that needs it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from device.engine.file import Engine
 from device.engine.manifest import Portable
 from device.errors import SessionError
-from device.install_advice import pip_install
+from device.install_advice import why_missing
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -67,9 +66,7 @@ class SegmentGraph:
 
 def why_not() -> str | None:
     """Return why segments cannot be read here, or None if they can."""
-    if find_spec("onnx") is None:
-        return f"onnx is not installed; {pip_install('host')}"
-    return None
+    return why_missing("onnx", "host")
 
 
 def read_graph(engine: Engine, implementation: Portable, where: str) -> SegmentGraph:

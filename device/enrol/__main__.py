@@ -22,7 +22,7 @@ from device.enrol.request import (
     response_topic,
 )
 from device.errors import BrokerError, ConfigError, TandemError
-from device.files import make_folder, replace_file
+from device.files import write_file
 from device.protocol.documents import decode, encode
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, queue_putter
 from device.protocol.tls import TlsFiles
@@ -51,7 +51,7 @@ def enrol(config: AgentConfig, claim: TlsFiles, *, again: bool, timeout_s: float
             f"the answer holds no certificate for the key of {config.device}: another server "
             "answers on this broker"
         )
-    _write(certificate_file, certificate, 0o666)
+    write_file(certificate_file, certificate, 0o666, ConfigError)
     return certificate_file
 
 
@@ -70,7 +70,7 @@ def accept(config: AgentConfig, certificate: bytes) -> Path:
             f"this is no certificate for the key of {config.device}: sign what `tandem-agent enrol "
             "--request` writes on this board"
         )
-    _write(certificate_file, certificate, 0o666)
+    write_file(certificate_file, certificate, 0o666, ConfigError)
     return certificate_file
 
 
@@ -98,20 +98,12 @@ def _key(path: Path) -> bytes:
     """Return the key of a file, which is made if it is missing."""
     if not path.exists():
         key = new_key()
-        _write(path, key, 0o600)
+        write_file(path, key, 0o600, ConfigError)
         return key
     try:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the key {path}: {error.strerror}") from error
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    try:
-        make_folder(path.parent)
-        replace_file(path, content, mode)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _ask(config: AgentConfig, claim: TlsFiles, csr: bytes, timeout_s: float) -> EnrolResponse:

@@ -35,7 +35,9 @@ def sign_text(text: str, signers: "Iterable[Signer]") -> Signed:
     signatures = [signer.sign(data) for signer in signers]
     return Signed(
         payload=text,
-        signatures=tuple(Signature(keyid=one.keyid, sig=one.signature) for one in signatures),
+        signatures=tuple(
+            Signature(keyid=signature.keyid, sig=signature.signature) for signature in signatures
+        ),
     )
 
 

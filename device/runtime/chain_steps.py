@@ -145,20 +145,20 @@ def _feed(known: _Known, segment: str, tensor: str, form: Format | None) -> Iter
 
     A segment of kernels overwrites its inputs' places later, so these are not known places.
     """
-    own = TensorBuffer(segment, tensor)
+    segment_buffer = TensorBuffer(segment, tensor)
     if form is None:
         if (tensor, None) in known.places or known.packed(tensor) is not None:
-            yield from _bring(known, tensor, own)
+            yield from _bring(known, tensor, segment_buffer)
         else:
-            yield Step("upload", tensor, target=own)
+            yield Step("upload", tensor, target=segment_buffer)
         return
     if (tensor, form) in known.places:
         yield Step("use", tensor, segment, source=known.places[tensor, form])
         return
     if (tensor, None) not in known.places:
         yield from _to_chain(known, tensor)
-    yield Step("enter", tensor, segment, known.places[tensor, None], own)
-    known.places[tensor, form] = own
+    yield Step("enter", tensor, segment, known.places[tensor, None], segment_buffer)
+    known.places[tensor, form] = segment_buffer
 
 
 def _to_chain(known: _Known, tensor: str) -> Iterator[Step]:

@@ -87,7 +87,10 @@ def open_director(data: bytes, root: Root, now: datetime) -> Director:
         keys = {keyid: Key.from_dict(keyid, dict(key)) for keyid, key in document.keys.items()}
     except (ValueError, KeyError, TypeError) as error:  # of securesystemslib, of any JSON
         raise TrustError(f"{DIRECTOR} is not a director document: {error}") from error
-    signatures = {one.keyid: KeySignature(one.keyid, one.sig) for one in signed.signatures}
+    signatures = {
+        signature.keyid: KeySignature(signature.keyid, signature.sig)
+        for signature in signed.signatures
+    }
     try:
         root.verify_delegate("root", signed.payload.encode(), signatures)
     except UnsignedMetadataError as error:

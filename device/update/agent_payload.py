@@ -79,5 +79,5 @@ def members_problem(version: str, names: Sequence[str]) -> str:
             return f"the member {name!r} is no wheel with a name of at most 100 characters"
     if list(names) != sorted(set(names)):
         return "the wheels are not in the order of their names"
-    own = sum(name.startswith(OWN_WHEEL) for name in names)
-    return "" if own == 1 else f"it has {own} wheels of tandem-edge, expected 1"
+    wheels = sum(name.startswith(OWN_WHEEL) for name in names)
+    return "" if wheels == 1 else f"it has {wheels} wheels of tandem-edge, expected 1"

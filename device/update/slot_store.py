@@ -376,7 +376,9 @@ class SlotStore:
         was."""
         marks = self.slot_folder(slot).glob(f"{LIVE}*-{sha256}")
         commits = [mark.name.split("-")[1] for mark in marks]
-        return max((int(one) for one in commits if one.isascii() and one.isdigit()), default=0)
+        return max(
+            (int(commit) for commit in commits if commit.isascii() and commit.isdigit()), default=0
+        )
 
     # -- writing
 

@@ -121,7 +121,7 @@ class SlotState(Record, frozen=True, kw_only=True):
 
     def failure_of(self, sha256: str) -> SlotFailure | None:
         """How the release of this hash failed."""
-        return next((one for one in self.failures if one.sha256 == sha256), None)
+        return next((failure for failure in self.failures if failure.sha256 == sha256), None)
 
 
 class SlotSeal(Record, frozen=True, kw_only=True):
@@ -228,7 +228,7 @@ def confirm(state: SlotState, at: str = "") -> SlotState:
     """Commit the trial: its slot becomes active. What is known of its failures is forgotten."""
     slot, record = _on_trial(state)
     state = _committed(state, slot, at)
-    failures = tuple(one for one in state.failures if one.sha256 != record.sha256)
+    failures = tuple(failure for failure in state.failures if failure.sha256 != record.sha256)
     floors = _floors(state.floors, record)
     state = msgspec.structs.replace(state, trial=None, attempts=0, floors=floors)
     return msgspec.structs.replace(state, failures=failures, postponed=None, recovery="")

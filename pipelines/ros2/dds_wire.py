@@ -76,9 +76,9 @@ def _config(connect: tuple[str, ...]) -> str:
     """Return Cyclone's configuration; what CYCLONEDDS_URI says comes first."""
     peers = [one for one in connect if one != MULTICAST]
     multicast = "true" if not connect or MULTICAST in connect else "false"
-    addresses = "".join(f"<Peer Address={quoteattr(one)}/>" for one in peers)
+    addresses = "".join(f"<Peer Address={quoteattr(peer)}/>" for peer in peers)
     local = "<Interfaces><NetworkInterface address='127.0.0.1'/></Interfaces>"
-    only_local = bool(peers) and all(one in LOOPBACK for one in peers) and multicast == "false"
+    only_local = bool(peers) and all(peer in LOOPBACK for peer in peers) and multicast == "false"
     own = (
         f"<CycloneDDS><Domain><General><AllowMulticast>{multicast}</AllowMulticast>"
         f"{local if only_local else ''}</General><Discovery>"
@@ -237,7 +237,7 @@ class DdsPublisher:
         while client and time.monotonic() < end_s:
             handles = self._writer.get_matched_subscriptions()
             readers = map(self._writer.get_matched_subscription_data, handles)
-            if any(one and _user_data(one).get("clientid") == client for one in readers):
+            if any(reader and _user_data(reader).get("clientid") == client for reader in readers):
                 return
             time.sleep(0.01)
 

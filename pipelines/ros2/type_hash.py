@@ -46,13 +46,13 @@ def type_hash(name: str) -> str:
 def _hash(name: str, fields: tuple[Field, ...], others: dict[str, tuple[Field, ...]]) -> str:
     description = {
         "type_description": _describe(name, fields),
-        "referenced_type_descriptions": [_describe(*one) for one in sorted(others.items())],
+        "referenced_type_descriptions": [_describe(*item) for item in sorted(others.items())],
     }
     return f"RIHS01_{hashlib.sha256(json.dumps(description).encode()).hexdigest()}"
 
 
 def _describe(name: str, fields: tuple[Field, ...]) -> Description:
-    return {"type_name": name, "fields": [_describe_field(one) for one in fields]}
+    return {"type_name": name, "fields": [_describe_field(field) for field in fields]}
 
 
 def _describe_field(field: Field) -> Description:

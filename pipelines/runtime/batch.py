@@ -33,8 +33,8 @@ from pipelines.sinks.draw_zones import places_of
 from pipelines.sinks.events import FrameFacts, make_event
 from pipelines.sinks.result import roles_of
 from pipelines.sinks.table import FrameResult, Sink
+from pipelines.sources.batching import Pace
 from pipelines.sources.table import Source
-from pipelines.sources.take import Pace
 from pipelines.stages.crops import Describer, attribute_of, crop
 from pipelines.stages.scene import Scene
 from pipelines.stages.zones import NO_ZONES, ZoneFrame
@@ -191,9 +191,9 @@ class BatchRunner:
     def change(self, config: PipelineConfig) -> None:
         """Go on with other thresholds, rates, zones and lines, a tracker and a region."""
         networks = config.networks
-        for one in networks:
-            if not one.replaces:
-                self._stages[one.name].change(one, fallbacks_of(one.name, networks))
+        for network in networks:
+            if not network.replaces:
+                self._stages[network.name].change(network, fallbacks_of(network.name, networks))
         for (name, _), describer in self._describers.items():
             describer.config = self._stages[name].config
         for scene in self._scenes.values():
@@ -220,10 +220,10 @@ class BatchRunner:
             if views:
                 future = stage.network.start_whole(list(views.values()))
                 beside[stage.config.name] = (list(views), future)
-        own = pictures[self._first.config.name]
+        picture = pictures[self._first.config.name]
         here = here and not self._beside
-        first = self._first.network.start(list(own.values()), here=here)
-        return Started(inferences, begin_ns, first, list(own), beside, here)
+        first = self._first.network.start(list(picture.values()), here=here)
+        return Started(inferences, begin_ns, first, list(picture), beside, here)
 
     def finish(self, started: Started, sinks: Sequence[Sink]) -> Iterator[FrameResult]:
         """Wait for the models; decode, track and describe what they gave, and give each result to
@@ -294,8 +294,8 @@ class BatchRunner:
                 if model != name
             },
         )
-        own = results[name] if name in results else no_detections()
-        return self._give(inference, own, facts, sinks)
+        model_results = results[name] if name in results else no_detections()
+        return self._give(inference, model_results, facts, sinks)
 
     def _follow_at_once(
         self, inference: _FrameInference, first: InferenceResult, results: dict[str, Decoded]

@@ -161,7 +161,7 @@ class HeartbeatSender:
 
     def _away(self) -> Away | None:
         """Return what is known of all cameras that are away, since the first of them went."""
-        away = [one.away for one in self._sources if one.away is not None]
+        away = [source.away for source in self._sources if source.away is not None]
         if not away:
             return None
         reasons = "; ".join(one.reason for one in away)

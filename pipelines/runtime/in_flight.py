@@ -19,9 +19,9 @@ from device.errors import SourceError
 from pipelines.frame import Frame
 from pipelines.runtime.batch import BatchRunner, Started
 from pipelines.sinks.result import FrameResult, Sink
+from pipelines.sources.batching import Admission, batches_of
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import Source
-from pipelines.sources.take import Admission, batches_of
 
 RECENT = 9  # batches of which the usual times are known
 EARLY = 1.2  # a batch is begun so many times its own time before the engine is free,

@@ -313,11 +313,11 @@ class Network:
         )
         results = []
         for row, placed in enumerate(places):
-            own = outputs
+            frame_outputs = outputs
             if self._largest > 1:
-                own = {name: output[row : row + 1] for name, output in outputs.items()}
+                frame_outputs = {name: output[row : row + 1] for name, output in outputs.items()}
             view = view_of(placed.geometry, placed.shape, self._preprocess)
-            results.append(InferenceResult(self, own, view, run))
+            results.append(InferenceResult(self, frame_outputs, view, run))
         return results
 
     def _size_for(self, count: int) -> int:

@@ -82,14 +82,17 @@ def model_stages_of(
     `most`: the most frames of one inference.
     """
     return {
-        one.name: ModelStage(
-            one, fallbacks_of(one.name, networks), models, one.max_crops if one.on else most
+        network.name: ModelStage(
+            network,
+            fallbacks_of(network.name, networks),
+            models,
+            network.max_crops if network.on else most,
         )
-        for one in networks
-        if not one.replaces
+        for network in networks
+        if not network.replaces
     }
 
 
 def fallbacks_of(name: str, networks: Sequence[PipelineModel]) -> tuple[PipelineModel, ...]:
     """Return the models that replace a model."""
-    return tuple(one for one in networks if one.replaces == name)
+    return tuple(network for network in networks if network.replaces == name)

@@ -29,9 +29,9 @@ from pipelines.sinks.controls import Controls
 from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.opened import OpenSinks
 from pipelines.sinks.table import Broker, FrameResult, SinkContext
+from pipelines.sources.batching import Admission
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import open_source
-from pipelines.sources.take import Admission
 from pipelines.stages.fit import check_engines
 from pipelines.vision import cv2
 
@@ -168,7 +168,7 @@ def sink_context(
         controls=controls,
         cameras=tuple(camera.id for camera in config.cameras),
         lost_s=config.lost_s,
-        models={one.name: models[one.name].labels for one in frame_models(config.networks)},
+        models={model.name: models[model.name].labels for model in frame_models(config.networks)},
         about=_about(config, models),
     )
 
@@ -176,13 +176,13 @@ def sink_context(
 def _about(config: PipelineConfig, models: Mapping[str, Model]) -> dict[str, str]:
     """Return the engines, how their segments run, and the times of their plans."""
     about = {"pipeline": config.name}
-    for one in config.networks:
-        model = models[one.name]
-        about[f"{one.name} engine_sha256"] = model.engine_sha256
+    for network in config.networks:
+        model = models[network.name]
+        about[f"{network.name} engine_sha256"] = model.engine_sha256
         for report in model.session.reports:
-            about[f"{one.name} {report.segment}"] = f"{report.processor}: {report.reason}"
+            about[f"{network.name} {report.segment}"] = f"{report.processor}: {report.reason}"
         for processor, time_us in model.predicted_us.items():
-            about[f"{one.name} predicted_us {processor}"] = f"{time_us:.1f}"
+            about[f"{network.name} predicted_us {processor}"] = f"{time_us:.1f}"
     return about
 
 
@@ -246,9 +246,9 @@ def _open_reloader(
 def _ready(config: PipelineConfig, models: Mapping[str, Model], warm_up_s: float) -> Ready:
     segments: list[str] = []
     degraded: list[str] = []
-    for one in config.networks:
-        prefix = f"{one.name}: " if config.models else ""
-        reports = [row for turn in models[one.name].lanes for row in turn.session.reports]
+    for network in config.networks:
+        prefix = f"{network.name}: " if config.models else ""
+        reports = [row for turn in models[network.name].lanes for row in turn.session.reports]
         for report in reports:
             segments.append(f"{prefix}{report.segment} ({report.processor}): {report.reason}")
             degraded += [f"{prefix}{report.degraded}"] if report.degraded else []

@@ -57,11 +57,11 @@ def models_in(folder: Path, config: PipelineConfig) -> list[BundleModel]:
     name = read_folder_info(folder).name if (folder / INFO).exists() else config.name
     files, rows = bundle_files(config, folder), []
     for network in config.networks:
-        own = network.name if config.models else name
+        model_name = network.name if config.models else name
         engine, labels = files[network.name].engine, files[network.name].labels
-        rows.append(BundleModel(own, engine, labels, _settings(config, network)))
+        rows.append(BundleModel(model_name, engine, labels, _settings(config, network)))
         if config.kind == "frames" and not network.on:
-            rows.append(BundleModel(own + PICTURE, engine, labels, "", network))
+            rows.append(BundleModel(model_name + PICTURE, engine, labels, "", network))
     return rows
 
 
@@ -144,7 +144,9 @@ class PictureModel(Model):
         if not isinstance(result, Detections | ClassScores):
             refuse(f"model {self.name!r} gives {type(result).__name__}: ask {self._engine!r}")
         labels = np.empty(len(result.scores), object)
-        labels[:] = [label_of(self._labels, int(one)).encode() for one in result.class_ids]
+        labels[:] = [
+            label_of(self._labels, int(class_id)).encode() for class_id in result.class_ids
+        ]
         answer: dict[str, Array] = {
             "scores": result.scores.astype(np.float32),
             "class_ids": result.class_ids.astype(np.int64),

@@ -105,7 +105,7 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Sequen
             )
     if datatype == BYTES:
         array = np.empty(count, object)
-        array[:] = [one.encode() if isinstance(one, str) else one for one in values]
+        array[:] = [value.encode() if isinstance(value, str) else value for value in values]
     elif datatype == BF16:
         array = to_bf16(np.array(values, np.float32))
     else:
@@ -193,7 +193,7 @@ def _flatten(name: str, raw: msgspec.Raw, item: type) -> list[Any]:
                     f"the data of input {name!r}: JSON nesting depth exceeds maximum allowed limit"
                     f" ({MAX_DEPTH})"
                 )
-            if not all(isinstance(one, list) for one in values):
+            if not all(isinstance(value, list) for value in values):
                 refuse(f"the data of input {name!r} has lists beside values")
             values = list(chain.from_iterable(values))
         flat: list[Any] = msgspec.convert(values, list[item])  # type: ignore[valid-type]

@@ -194,12 +194,14 @@ async def _infer(
 def _inputs(service: Service, tensors: Sequence[JsonTensor], binary: memoryview) -> list[Tensor]:
     """Return the inputs of a request. Raises Refusal."""
     inputs, at = [], 0
-    for one in tensors:
-        parameters, where = one.parameters, f"input {one.name!r}"
+    for tensor in tensors:
+        parameters, where = tensor.parameters, f"input {tensor.name!r}"
         if "shared_memory_region" in parameters:
-            inputs.append(service.regions.input(one.name, one.datatype, one.shape, parameters))
+            inputs.append(
+                service.regions.input(tensor.name, tensor.datatype, tensor.shape, parameters)
+            )
         elif "binary_data_size" in parameters:
-            if one.data:
+            if tensor.data:
                 refuse(f"{where} has both `data` and `binary_data_size`: give one of them")
             size = whole(parameters, "binary_data_size", where)
             if at + size > len(binary):
@@ -207,10 +209,12 @@ def _inputs(service: Service, tensors: Sequence[JsonTensor], binary: memoryview)
                     f"{where} has a binary_data_size of {size}; {len(binary) - at} bytes are left"
                     " in the body"
                 )
-            inputs.append(from_bytes(one.name, one.datatype, one.shape, binary[at : at + size]))
+            inputs.append(
+                from_bytes(tensor.name, tensor.datatype, tensor.shape, binary[at : at + size])
+            )
             at += size
         else:
-            inputs.append(from_json(one))
+            inputs.append(from_json(tensor))
     if at != len(binary):
         refuse(f"the inputs have {at} bytes of binary data; the body has {len(binary)}")
     return inputs
@@ -252,7 +256,7 @@ def _raw_request(
 
 def encode_response(response: InferResponse, request: InferRequest, *, all_binary: bool) -> Answer:
     """Return the answer with JSON first, then the binary outputs. Raises Refusal."""
-    requested = {one.name: one for one in request.outputs}
+    requested = {output.name: output for output in request.outputs}
     rows: list[_Row] = []
     parts: list[bytes | memoryview] = []
     values: dict[int, list[Any]] = {}

@@ -38,12 +38,12 @@ def metrics_text(service: Service, connections: int) -> str:
         name = f"nv_inference_{stage}_duration_us"
         families.append((name, "counter", f"Time of the stage {stage}.", spent))
     in_flight = service.in_flight_bytes
-    own: list[Family] = [
+    process_families: list[Family] = [
         ("serve_http_connections", "gauge", "Open connections of HTTP.", [({}, connections)]),
         ("serve_models_ready", "gauge", "Versions that are ready.", [({}, len(by_model))]),
         ("serve_request_bytes", "gauge", "Bytes of requests being answered.", [({}, in_flight)]),
     ]
-    return render(Figures(families), prefix="") + render(Figures(own))
+    return render(Figures(families), prefix="") + render(Figures(process_families))
 
 
 def _request_us(model: Model) -> int:

@@ -84,7 +84,7 @@ class Model(Closing):
         batch = [-1] if self.max_batch else []
         return {
             "name": self.name,
-            "versions": [str(one) for one in versions],
+            "versions": [str(version) for version in versions],
             "platform": self.config.platform or self.config.backend,
             **{
                 key: [
@@ -126,7 +126,7 @@ class Model(Closing):
         again and again: those that fitted are known."""
         signature = (
             tuple([(one.name, one.datatype, one.shape) for one in request.inputs]),
-            tuple([one.name for one in request.outputs]),
+            tuple([output.name for output in request.outputs]),
         )
         if signature in self._checked:
             return
@@ -332,7 +332,7 @@ class QueuedModel(Model):
         """
         request = InferRequest(self.name, str(self.version), tensors)
         self._check(request)
-        feeds = {one.name: self._feed(one, one.data) for one in tensors}
+        feeds = {tensor.name: self._feed(tensor, tensor.data) for tensor in tensors}
         stacked = self._stack([feeds], self.rows(request))
         for runner in self._runners:
             for _ in range(count):
@@ -343,7 +343,9 @@ class QueuedModel(Model):
         if not self._stays_on_gpu(request):
             return await self.run_on_host(request, {})
         feeds = {tensor.name: tensor.device for tensor in request.inputs}
-        classified = {one.name for one in request.outputs if "classification" in one.parameters}
+        classified = {
+            output.name for output in request.outputs if "classification" in output.parameters
+        }
         targets = {
             name: array
             for name, array in request.targets.items()
@@ -450,7 +452,7 @@ class QueuedModel(Model):
             else:
                 outputs = runner.infer(feeds)
                 ran_ns = time.perf_counter_ns()
-                fed = next((len(one) for one in feeds.values()), None) if self.max_batch else None
+                fed = next((len(feed) for feed in feeds.values()), None) if self.max_batch else None
                 results = list(self._split(outputs, rows, fed))
             end_ns = time.perf_counter_ns()
             if targets is None:
@@ -490,7 +492,7 @@ class QueuedModel(Model):
             return feeds[0]
         stacked = {}
         for name, first in feeds[0].items():
-            parts = [one[name] for one in feeds]
+            parts = [feed[name] for feed in feeds]
             if missing:
                 parts.append(np.zeros((missing, *first.shape[1:]), first.dtype))
             stacked[name] = np.concatenate(parts)

@@ -15,7 +15,7 @@ ALIGNMENT = 256  # what cuMemAlloc gives; plans of TensorRT bind addresses as th
 def takes_device_arrays(runner: Runner) -> bool:
     """True if every segment of an engine reads and writes the GPU's memory."""
     executors = runner.executors if isinstance(runner, Session) else ()
-    return bool(executors) and all(one.device is not None for one in executors)
+    return bool(executors) and all(executor.device is not None for executor in executors)
 
 
 def infer_on_gpu(

@@ -108,12 +108,13 @@ def _folder(path: Path) -> Source | None:
         one for one in path.iterdir() if one.is_dir() and one.name.isdecimal() and int(one.name) > 0
     ]
     versions = {
-        int(one.name): next(
-            (one / f"model{end}" for end in SUFFIXES if (one / f"model{end}").is_file()), one
+        int(number.name): next(
+            (number / f"model{end}" for end in SUFFIXES if (number / f"model{end}").is_file()),
+            number,
         )
-        for one in sorted(numbers, key=lambda one: int(one.name))
+        for number in sorted(numbers, key=lambda path: int(path.name))
     }
-    if not config.is_file() and all(one.is_dir() for one in versions.values()):
+    if not config.is_file() and all(version.is_dir() for version in versions.values()):
         return None
     return Source(path.name, path, config if config.is_file() else None, versions)
 
@@ -245,7 +246,7 @@ class Repository:
                     await self._load(sources[name])
                 except (OSError, TandemError) as error:
                     _log.error("model %r is not loaded: %s", name, error)
-        for name in [one for one in self._models if one not in now]:
+        for name in [model for model in self._models if model not in now]:
             await self._unload(name)
         return now
 
@@ -457,7 +458,7 @@ class Repository:
         core, count = None, 0
         for group in config.instance_group:
             count += max(1, group.count)
-            core = next((one.device_id for one in group.secondary_devices), core)
+            core = next((device.device_id for device in group.secondary_devices), core)
         opened = open_file(path, count, core, self._profile, self._executor)
         platform = "onnxruntime_onnx" if path.suffix == ".onnx" else "tandem_engine"
         try:

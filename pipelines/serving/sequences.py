@@ -172,7 +172,8 @@ class SequenceModel(QueuedModel):
             "sequence_end": True,
         }
         if any(
-            one.kind == ControlKind.CORRELATION and one.datatype != BYTES for one in self._controls
+            control.kind == ControlKind.CORRELATION and control.datatype != BYTES
+            for control in self._controls
         ):
             flags["sequence_id"] = 1
         return replace(super().sample(), parameters=flags)
@@ -193,10 +194,12 @@ class SequenceModel(QueuedModel):
             ControlKind.END: parameters.get("sequence_end") is True,
         }  # fmt: skip
         controls = {
-            one.name: np.full(
-                (*self._batch_dims, 1), one.value_for(ident, flags), DATATYPES[one.datatype].numpy
+            control.name: np.full(
+                (*self._batch_dims, 1),
+                control.value_for(ident, flags),
+                DATATYPES[control.datatype].numpy,
             )
-            for one in self._controls
+            for control in self._controls
         }
         sequence = self._sequence(ident, starts=flags[ControlKind.START])
         sequence.waiting += 1
@@ -277,7 +280,7 @@ class SequenceModel(QueuedModel):
 
     def _set_timer(self) -> None:
         """Look for idle sequences when the first may be, and while there are any."""
-        first_s = min(one.last_used_s for one in self._sequences.values()) + self._idle_s
+        first_s = min(sequence.last_used_s for sequence in self._sequences.values()) + self._idle_s
         delay_s = min(max(EXPIRE_S[0], first_s - time.monotonic()), EXPIRE_S[1])
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 

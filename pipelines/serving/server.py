@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import ssl
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -201,10 +200,9 @@ def _listen_metrics(
         metrics = MetricsServer((options.host, options.metrics_port), text)
     except OSError as error:
         raise _taken("metrics", options.host, options.metrics_port, error) from error
-    thread = threading.Thread(target=metrics.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    stack.callback(_close_metrics, metrics, thread)
-    return int(metrics.server_address[1])
+    metrics.start()
+    stack.callback(metrics.close)
+    return metrics.port
 
 
 def check_reach(options: ServeOptions) -> None:
@@ -258,12 +256,6 @@ def _taken(what: str, host: str, port: int, error: Exception) -> PipelineError:
         f"the server cannot listen on {host}:{port} for {what} ({reason}): give another host or"
         " port."
     )
-
-
-def _close_metrics(server: MetricsServer, thread: threading.Thread) -> None:
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

@@ -202,9 +202,9 @@ class Service:
     async def _infer(self, request: InferRequest) -> InferResponse:
         model = self.repository.find(request.model, request.version)
         places = {
-            one.name: self.regions.place(f"output {one.name!r}", one.parameters)
-            for one in request.outputs
-            if "shared_memory_region" in one.parameters
+            output.name: self.regions.place(f"output {output.name!r}", output.parameters)
+            for output in request.outputs
+            if "shared_memory_region" in output.parameters
         }
         shared = sum([one.place[2] for one in request.inputs if one.place is not None])
         if shared or places:
@@ -233,7 +233,7 @@ class Service:
             tensors = await model.infer(read)
         finally:
             self.release(shared)
-        return [await self._placed(one, places.get(one.name)) for one in tensors]
+        return [await self._placed(tensor, places.get(tensor.name)) for tensor in tensors]
 
     async def _placed(self, tensor: Tensor, place: tuple[AnyRegion, int, int] | None) -> Tensor:
         if place is None:

@@ -80,18 +80,22 @@ def annotate_all(
     """Return a copy of an image, uint8 [H, W, 3] BGR, with what several models found in it: maps
     below, then boxes, zones and lines, and all labels above them."""
     canvas: Image = np.array(image, order="C")
-    for one in drawings:
-        if isinstance(one.decoded, SegmentationMap):
-            _draw_classes(canvas, one.decoded, one.labels)
-        elif isinstance(one.decoded, DepthMap):
-            _draw_depth(canvas, one.decoded)
+    for drawing in drawings:
+        if isinstance(drawing.decoded, SegmentationMap):
+            _draw_classes(canvas, drawing.decoded, drawing.labels)
+        elif isinstance(drawing.decoded, DepthMap):
+            _draw_depth(canvas, drawing.decoded)
     objects: list[Label] = []
-    for one in drawings:
-        if isinstance(one.decoded, Detections):
-            objects += _draw_detections(canvas, one.decoded, one)
+    for drawing in drawings:
+        if isinstance(drawing.decoded, Detections):
+            objects += _draw_detections(canvas, drawing.decoded, drawing)
     zones = places.draw(canvas, counts)
     corner = (4, 4, 4, 4)
-    lines = [Label(text, corner, _color(color)) for one in drawings for text, color in _lines(one)]
+    lines = [
+        Label(text, corner, _color(color))
+        for drawing in drawings
+        for text, color in _lines(drawing)
+    ]
     if latency_ms is not None:
         lines.insert(0, Label(f"{latency_ms:.1f} ms", corner, BLACK, fixed=True))
     write_labels(canvas, [*lines, *zones, *objects])

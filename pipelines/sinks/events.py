@@ -243,10 +243,10 @@ def _extras(detections: Detections) -> list[list[Any]]:
             for row in range(len(detections))
         ]
     if detections.attributes is not None:
-        columns[4] = [dict(one) or UNSET for one in detections.attributes]
+        columns[4] = [dict(attribute) or UNSET for attribute in detections.attributes]
     while columns and columns[-1] is None:
         columns.pop()
-    return [[UNSET] * len(detections) if one is None else one for one in columns]
+    return [[UNSET] * len(detections) if column is None else column for column in columns]
 
 
 def _class_shares(segmentation: SegmentationMap, labels: Sequence[str]) -> tuple[ClassShare, ...]:

@@ -97,7 +97,7 @@ def _inside(
     corners: Sequence[tuple[int, int]], size: tuple[int, int], frame: tuple[int, int]
 ) -> Places:
     """Return rectangles [K, 4] of a size at corners, moved into the frame."""
-    last = [max(side - own, 0) for side, own in zip(frame, size, strict=True)]
+    last = [max(side - label_side, 0) for side, label_side in zip(frame, size, strict=True)]
     places = np.clip(np.array(corners, np.int64), 0, last)
     return np.concatenate([places, places + size], axis=1)
 

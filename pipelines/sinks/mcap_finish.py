@@ -106,7 +106,7 @@ class _Summary:
             self._indexes = self._add_chunk(Chunk.read(ReadDataStream(file)), begin)
         elif opcode == Opcode.MESSAGE_INDEX:
             channel_id = MessageIndex.read(ReadDataStream(file)).channel_id
-            self._indexes = [one for one in self._indexes if one.channel_id != channel_id]
+            self._indexes = [index for index in self._indexes if index.channel_id != channel_id]
             self._add_offset(channel_id, begin)
         elif opcode == Opcode.METADATA:
             name = Metadata.read(ReadDataStream(file)).name

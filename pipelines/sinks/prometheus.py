@@ -39,14 +39,11 @@ class PrometheusOut:
                 f"the prometheus sink cannot listen on {config.host}:{config.port}"
                 f" ({error.strerror}): give another host or port."
             ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="prometheus", daemon=True
-        )
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return int(self._server.server_address[1])
+        return self._server.port
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -55,14 +52,12 @@ class PrometheusOut:
 
     def __enter__(self) -> "PrometheusOut":
         """Begin to serve."""
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop to serve."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._server.close()
 
     def write(self, result: FrameResult) -> None:
         """Add a frame."""
@@ -120,19 +115,19 @@ def _text(name: str, cameras: Mapping[str, CameraFigures], stats: Stats | None) 
     return render(Figures(families))
 
 
-def _of_the_last_second(own: Mapping[str, str], stats: Stats) -> list[Family]:
+def _of_the_last_second(labels: Mapping[str, str], stats: Stats) -> list[Family]:
     totals = (("0.5", stats.latency_p50_ms), ("0.99", stats.latency_p99_ms))
     stages = (("0.5", stats.stage_p50_ms), ("0.99", stats.stage_p99_ms))
-    latencies: Rows = [({**own, "quantile": share}, ms / 1e3) for share, ms in totals]
+    latencies: Rows = [({**labels, "quantile": share}, ms / 1e3) for share, ms in totals]
     by_stage: Rows = [
-        ({**own, "stage": stage, "quantile": share}, ms / 1e3)
+        ({**labels, "stage": stage, "quantile": share}, ms / 1e3)
         for share, times_ms in stages
         for stage, ms in times_ms.items()
     ]
-    dropped = _by("cause", [(own, stats.dropped)])
-    ran = _by("processor", [(own, stats.processors)])
+    dropped = _by("cause", [(labels, stats.dropped)])
+    ran = _by("processor", [(labels, stats.processors)])
     return [
-        ("fps", "gauge", "Frames a second, over the last second.", [(own, stats.fps)]),
+        ("fps", "gauge", "Frames a second, over the last second.", [(labels, stats.fps)]),
         ("dropped_total", "counter", "Frames and messages lost by cause.", dropped),
         ("processor_frames", "gauge", "Frames that ran on it, over the last second.", ran),
         ("latency_seconds", "gauge", "From frame to result, over the last second.", latencies),

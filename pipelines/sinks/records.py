@@ -32,13 +32,13 @@ def cobs_frame(sequence: int, time_ms: int, targets: Sequence[Target]) -> bytes:
     `sequence` and `time_ms` (of the capture, since 1970) are cut to 16 and 32 bits.
     """
     record = HEAD.pack(VERSION, len(targets), sequence & 0xFFFF, time_ms & 0xFFFFFFFF)
-    for one in targets:
-        x1, y1, x2, y2 = one.box
+    for target in targets:
+        x1, y1, x2, y2 = target.box
         record += ROW.pack(
             *map(_int16, (x1, y1, x2 - x1, y2 - y1)),
-            min(255, max(0, round(255 * one.score))),
-            min(255, one.class_id),
-            one.track & 0xFFFF,
+            min(255, max(0, round(255 * target.score))),
+            min(255, target.class_id),
+            target.track & 0xFFFF,
         )
     record += struct.pack("<H", binascii.crc_hqx(record, CRC_SEED))
     return cobs(record) + b"\0"
@@ -59,11 +59,11 @@ def cobs(data: bytes) -> bytes:
 def nmea_lines(sequence: int, time_ms: int, targets: Sequence[Target]) -> bytes:
     """Return `$FRM,seq,ms,count*CS`, then `$DET,seq,ms,class,track,x,y,w,h,score*CS` of each."""
     lines = [f"FRM,{sequence},{time_ms},{len(targets)}"]
-    for one in targets:
-        x1, y1, x2, y2 = one.box
+    for target in targets:
+        x1, y1, x2, y2 = target.box
         place = ",".join(str(round(value)) for value in (x1, y1, x2 - x1, y2 - y1))
         lines.append(
-            f"DET,{sequence},{time_ms},{_plain(one.label)},{one.track},{place},{one.score:.2f}"
+            f"DET,{sequence},{time_ms},{_plain(target.label)},{target.track},{place},{target.score:.2f}"
         )
     return b"".join(map(_with_checksum, lines))
 

@@ -41,7 +41,7 @@ class Roles:
 
 def roles_of(config: PipelineConfig, labels: Sequence[str]) -> Roles:
     """Return the roles of a pipeline's models; `labels`: those of the first."""
-    hidden = frozenset(one.name for one in config.networks if not one.draw)
+    hidden = frozenset(network.name for network in config.networks if not network.draw)
     return Roles(config.first.name, labels, config.followed.name, hidden)
 
 
@@ -98,7 +98,7 @@ class FrameResult:
         from supervision import Detections as Supervised
 
         objects = self.detections
-        labels = [one.label for one in self.event.detections]
+        labels = [detection.label for detection in self.event.detections]
         mask = None
         if objects.masks is not None:
             from pipelines.stages.mask_pixels import mask_on
@@ -124,7 +124,7 @@ class FrameResult:
         objects = self.detections
         if objects.keypoints is None:
             raise TypeError("the model of this result gives no key points")
-        labels = np.array([one.label for one in self.event.detections])
+        labels = np.array([detection.label for detection in self.event.detections])
         points, scores = objects.keypoints[..., :2], objects.keypoints[..., 2]
         return KeyPoints(points, objects.class_ids, scores, data={"class_name": labels})
 
@@ -138,7 +138,7 @@ class FrameResult:
         columns |= {"score": objects.scores, "class_id": objects.class_ids}
         if objects.track_ids is not None:
             columns["track_id"] = objects.track_ids
-        labels = [one.label for one in self.event.detections]
+        labels = [detection.label for detection in self.event.detections]
         return DataFrame({**columns, "label": labels}, copy=False)
 
 

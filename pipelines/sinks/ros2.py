@@ -182,8 +182,10 @@ class Ros2Out(QueuedSink):
     def _open_camera(self, camera: str, calibration: Calibration | None) -> Camera:
         prefix = topic_prefix(camera, self._context.cameras)[1:]  # in the namespace
         publishers = {
-            one.name: self._wire.publish(prefix + one.name, one.kind, one.qos or self._config.qos)
-            for one in self._topics
+            topic.name: self._wire.publish(
+                prefix + topic.name, topic.kind, topic.qos or self._config.qos
+            )
+            for topic in self._topics
         }
         return Camera(
             _of_camera(self._config.frame_id, camera),

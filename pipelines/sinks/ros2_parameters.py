@@ -50,7 +50,8 @@ class Parameters:
         return [
             name
             for name in self._cameras
-            if not prefixes or any(name == one or name.startswith(f"{one}.") for one in prefixes)
+            if not prefixes
+            or any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
         ]
 
     def _value(self, name: str) -> dict[str, Any]:

@@ -199,7 +199,7 @@ class SerialOut:
                 targets += _targets_of(seen[name].decoded, labels, first_class)
             first_class += len(labels)
         chosen = self._config.classes
-        allowed = [one for one in targets if not chosen or one.label in chosen]
+        allowed = [target for target in targets if not chosen or target.label in chosen]
         return sorted(allowed, key=lambda one: -one.score)[: self._config.max_targets]
 
 

@@ -64,7 +64,7 @@ class Recording(AbstractContextManager["Recording"]):
         self._start: tuple[float, Stamp] | None = None  # when the first frame was given, its stamp
         self._next = next(self._pictures, None)
         if self._next is None:
-            known = sorted({one[0] for one in self._messages() if one[1] in DECODERS})
+            known = sorted({message[0] for message in self._messages() if message[1] in DECODERS})
             raise SourceError(
                 f"{self.name} has no pictures of topic {topic!r}: use one of"
                 f" {list_choices(topic, known)}."

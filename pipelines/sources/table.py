@@ -48,7 +48,7 @@ VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 class Source(AbstractContextManager[Any], Protocol):
     """Frames in order; used in a `with` block, which opens and closes what it reads from.
 
-    `pipelines.sources.take` iterates over one or several.
+    `pipelines.sources.batching` iterates over one or several.
     """
 
     name: str

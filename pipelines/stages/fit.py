@@ -65,25 +65,25 @@ def check_engines(config: PipelineConfig, engines: Mapping[str, EngineFacts]) ->
     Raises PipelineError: there is none for one of [[models]], or it does not fit.
     """
     networks = config.networks
-    for one in networks:
-        if one.name not in engines:
+    for network in networks:
+        if network.name not in engines:
             raise PipelineError(
-                f"the model {one.name!r} of pipeline {config.name!r} has no engine: write `engine`"
-                " and `labels` in its table of [[models]]."
+                f"the model {network.name!r} of pipeline {config.name!r} has no engine: write "
+                "`engine` and `labels` in its table of [[models]]."
             )
     check_scene(config, engines[config.followed.name].labels)
     warnings = []
-    for one in networks:
-        engine = engines[one.name]
-        check_model(config, one, engine.inputs, engine.outputs, engine.labels, engine.dims)
-        if one.on:
-            check_objects(one, engines[one.on].labels)
-        if one.replaces and tuple(engine.labels) != tuple(engines[one.replaces].labels):
+    for network in networks:
+        engine = engines[network.name]
+        check_model(config, network, engine.inputs, engine.outputs, engine.labels, engine.dims)
+        if network.on:
+            check_objects(network, engines[network.on].labels)
+        if network.replaces and tuple(engine.labels) != tuple(engines[network.replaces].labels):
             raise PipelineError(
-                f"the model {one.name!r} has other labels than {one.replaces!r}, which it replaces:"
-                " objects would change their classes; use models of the same classes."
+                f"the model {network.name!r} has other labels than {network.replaces!r}, which it "
+                "replaces: objects would change their classes; use models of the same classes."
             )
-        warnings.append(check_preprocessing(config, engine.preprocessing, one))
+        warnings.append(check_preprocessing(config, engine.preprocessing, network))
     return [warning for warning in warnings if warning is not None]
 
 

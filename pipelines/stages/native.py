@@ -338,9 +338,9 @@ class NativeTracker(Tracker):
                 for field in fields(Tracks)
             }
         )
-        own = self._arrays.take(slice(0, count))
+        arrays = self._arrays.take(slice(0, count))
         for field in fields(Tracks):
-            getattr(own, field.name)[...] = getattr(tracks, field.name)
+            getattr(arrays, field.name)[...] = getattr(tracks, field.name)
         pointers = (_address(getattr(self._arrays, name)) for name in TRACK_ARRAYS)
         self._call, self._python = _Tracks(*pointers, count, capacity), None
 

@@ -30,11 +30,10 @@ from device.smp.server import UdpServer
 from toolkit.fleet.bundles.blob import Blob
 from toolkit.fleet.transports import smp as smp_board
 from toolkit.fleet.transports.addresses import open_board, parse_address
-from toolkit.fleet.transports.bases import difference_encoder
 from toolkit.fleet.transports.console import ConsoleBoard
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.flash_board import deliver
-from toolkit.fleet.transports.smp import SmpBoard
+from toolkit.fleet.transports.smp import SmpBoard, difference_encoder
 from toolkit.fleet.transports.smp_client import TRIES, SmpClient
 from toolkit.fleet.transports.smp_links import SerialLine, UdpLine
 from toolkit.fleet.transports.smp_records import Records, numbers_of

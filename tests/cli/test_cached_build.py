@@ -15,7 +15,7 @@ from model_fixtures import small_convnet
 import configs
 from toolkit.cache import KINDS, entries, entry_path, key_of, read_entry, write_entry
 from toolkit.cli.actions import cached_build
-from toolkit.cli.actions.built import Built
+from toolkit.cli.actions.cached_build import Built
 from toolkit.cli.command import parsed
 from toolkit.cli.commands.build import Build as BuildOptions
 from toolkit.cli.main import tandem as command_line

@@ -13,7 +13,7 @@ from device.agent.config import load_agent_config
 from device.errors import TandemError
 from device.profile import load_profile
 from pipelines.config import SourceConfig, load_pipeline
-from pipelines.sources.take import read_frames
+from pipelines.sources.batching import read_frames
 from toolkit.cli.main import COMMANDS, tandem
 from toolkit.cli.options.choices import USB
 from toolkit.partition.costs.measured import load_measured

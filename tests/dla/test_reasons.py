@@ -1,12 +1,8 @@
 """`tandem explain`: every id that a report can show has an entry, and the page is up to date."""
 
-import ast
-import inspect
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -24,9 +20,8 @@ from toolkit.dla.rules.notes import NOTES
 from toolkit.dla.rules.verdicts import RULES
 from toolkit.engine import reasons
 from toolkit.errors import PlanError
-from toolkit.gpu import operations, support
-from toolkit.gpu.ir import network
-from toolkit.gpu.reasons import GPU_REASONS, gpu_reason
+from toolkit.gpu.reasons import MEANINGS as GPU_MEANINGS
+from toolkit.gpu.reasons import SENTENCES, reason, reason_id
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning import refusals
@@ -45,7 +40,7 @@ def test_every_row_of_every_table_has_an_entry() -> None:
     rows = [*RULES, *OF_MEMORY, *REWRITES, *NOTES]
     assert {row.id for row in rows} <= IDS
     assert {f"scale.{row.id}" for row in SCALE_RULES} <= IDS
-    assert {row.id for row in GPU_REASONS} <= IDS
+    assert GPU_MEANINGS.keys() <= IDS
     assert set(refusals.POLICY) - {""} <= IDS
 
 
@@ -76,31 +71,11 @@ def test_every_id_of_a_plan_has_an_entry(tmp_path: Path, precision: str, profile
         assert rules - {""}
 
 
-def literals(node: ast.AST) -> Iterator[str]:
-    """The texts in a module's source, with 7 in the place of what is filled in."""
-    if isinstance(node, ast.JoinedStr):
-        parts = [part.value if isinstance(part, ast.Constant) else 7 for part in node.values]
-        yield "".join(map(str, parts))
-        return
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    for child in ast.iter_child_nodes(node):
-        yield from literals(child)
-
-
-@pytest.mark.parametrize(("module", "fewest"), [(operations, 15), (support, 1), (network, 4)])
-def test_every_reason_of_the_gpu_has_a_row(module: ModuleType, fewest: int) -> None:
-    """A text that speaks of kernels, constants or a missing kernel is a reason."""
-    is_reason = re.compile(r"; kernels|has no kernel|not constant|no known type")
-    tree = ast.parse(inspect.getsource(module))
-    docstrings = {
-        ast.get_docstring(node, clean=False)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
-    }
-    texts = [t for t in literals(tree) if is_reason.search(t) and t not in docstrings]
-    assert len(texts) >= fewest
-    assert [text for text in texts if gpu_reason(text) is None] == []
+def test_a_sentence_about_a_node_leads_to_its_reason_and_no_other() -> None:
+    filled = {key: reason(key, *range(7)) for key in SENTENCES}
+    wrong = [key for key, text in filled.items() if reason_id(text) != key.partition(":")[0]]
+    assert wrong == []
+    assert {reason_id(text) for text in filled.values()} == GPU_MEANINGS.keys()
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -19,8 +19,8 @@ from device.profile import PROFILES, find_jetpack, load_jetpacks, load_profile
 from device.runtime.session import open_session
 from pipelines.config import SourceConfig, load_pipeline
 from pipelines.sinks.table import SINKS
+from pipelines.sources.batching import read_frames
 from pipelines.sources.table import SOURCES
-from pipelines.sources.take import read_frames
 from pipelines.sources.uri import parse_camera
 from pipelines.stages.decoders.table import ROWS
 from toolkit.build import BuildOptions, build_engine

@@ -27,7 +27,7 @@ from toolkit.errors import FleetError
 from toolkit.fleet.farm.run import Run, boards_for
 from toolkit.fleet.farm.values import Joined, Lost, Rules
 from toolkit.fleet.fleet_folder import load_fleet
-from toolkit.fleet.store.board_leases import lease_board, release_board
+from toolkit.fleet.store.lease import lease_board, release_board
 from toolkit.fleet.store.log import rows_after
 
 ITEMS = {f"part-{n}": {f"t{n}a": 10.0 * (n + 1), f"t{n}b": 7.0} for n in range(4)}

@@ -26,13 +26,12 @@ from toolkit.fleet.rollout.liveness import ListeningPeriod
 from toolkit.fleet.server import control as control_module
 from toolkit.fleet.server import serve
 from toolkit.fleet.server.answers import Answers
-from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.control import Control, owner_of
 from toolkit.fleet.server.copy_guard import CopyGuard
 from toolkit.fleet.server.device_cache import DeviceCache
 from toolkit.fleet.server.operations import decommission, make_plan, order, start_rollout
 from toolkit.fleet.server.same_folder import FILE, check_folder
 from toolkit.fleet.server.serve import FleetServer
-from toolkit.fleet.server.shares import owner_of
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.database import Database, open_database
 from toolkit.fleet.store.devices import save_ear

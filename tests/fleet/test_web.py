@@ -40,7 +40,7 @@ from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.devices import save_devices, save_ear
 from toolkit.fleet.trust import certificates
 from toolkit.fleet.trust.publish import admit
-from toolkit.fleet.web import orders, store_threads
+from toolkit.fleet.web import forms, store_threads
 from toolkit.fleet.web.access import RefusedError, SignInLimit, TrustedProxy, find_session
 from toolkit.fleet.web.frame import own_path
 from toolkit.fleet.web.live import Live, read_place, sse_message
@@ -520,12 +520,12 @@ def test_a_board_may_enrol_under_the_id_of_one_that_left(tmp_path: Path) -> None
     with contextlib.closing(fleet.open_store()) as store:
         change(store, "cam-1")
         with pytest.raises(RolloutError, match="has not left the fleet"):
-            orders.let_enrol(store, fleet, anna, {"device": "cam-1"})
-        orders.leave(store, fleet, anna, {"device": "cam-1", "typed": "cam-1"})
+            forms.let_enrol(store, fleet, anna, {"device": "cam-1"})
+        forms.leave(store, fleet, anna, {"device": "cam-1", "typed": "cam-1"})
         for account, shown in ((anna, True), (accounts.Account("otto", "operator"), False)):
             view = draw_device(store, fleet, Visit({"device": "cam-1"}, {}, account))
             assert ("Let a board enrol" in view.below) == shown
-        orders.let_enrol(store, fleet, anna, {"device": "cam-1"})
+        forms.let_enrol(store, fleet, anna, {"device": "cam-1"})
         texts = [entry.text for entry in history_of(store, "cam-1")]
     assert texts[-1] == "may enrol anew, says anna (web)"
     rows = certificates.identities(Authority(folder / "identity"))

@@ -22,7 +22,7 @@ from toolkit.gpu.emit.weights import WeightPacker
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.bfloat16 import BFLOAT16
+from toolkit.graph.dtypes import BFLOAT16
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -26,7 +26,7 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -16,7 +16,7 @@ from device.runtime.executors import cuda
 from device.runtime.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.gpu.codegen.triton_version import has_compiler
-from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
+from toolkit.graph.dtypes import FIRST_SM_WITH_FLOAT8
 
 pytestmark = pytest.mark.gpu
 ERROR = 2e-3  # of the norm: as interpreted

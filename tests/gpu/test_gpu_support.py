@@ -208,6 +208,16 @@ def test_scales_of_a_resize_are_refused_where_they_are_computed() -> None:
     assert "reads 's', which is computed" in refusals(computed, (1, 1, 4, 4))["r"]
     constant = Case([scales], {"x": (1, 1, 2, 2)}, {"s": np.array([1, 1, 2, 2], np.float32)})
     assert not refusals(constant)
+    model = ir.from_proto(constant.model())
+    (resize,) = model.graph
+    resize.attributes["coordinate_transformation_mode"] = ir.AttrString(
+        "coordinate_transformation_mode", "odd"
+    )
+    assert "'r' (Resize) has the unknown mode 'odd'" in ask_support(model).refused["r"]
+    resize.attributes["axes"] = ir.AttrInt64s("axes", [3])
+    assert "has no scale for every dimension" in ask_support(model).refused["r"]
+    resize.replace_input_with(2, None)
+    assert "has neither scales nor sizes" in ask_support(model).refused["r"]
 
 
 @pytest.mark.parametrize(("mode", "side"), [("nearest", 5), ("linear", 4)])

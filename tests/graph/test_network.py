@@ -27,7 +27,7 @@ from tandem import (
     TopKOperation,
     UnaryOperation,
 )
-from toolkit.network import operations as ops
+from toolkit.network_definition import operations as ops
 
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).parents[2]

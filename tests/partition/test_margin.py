@@ -8,7 +8,7 @@ from placement_fixtures import chain
 
 from device.profile import load_profile
 from scripts.networks import NETWORKS
-from toolkit.engine.kept_cost import frame_us
+from toolkit.engine.precision_gain import frame_us
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.constants import idle_power, load_costs
 from toolkit.partition.costs.model import CostModel

@@ -13,8 +13,8 @@ from video_fixtures import free_port
 
 from pipelines.config import SourceConfig
 from pipelines.frame import Stamp
+from pipelines.sources.batching import read_frames
 from pipelines.sources.clock import JUMP_NS, CaptureClock
-from pipelines.sources.take import read_frames
 
 CELL = 16  # pixels of a bit: large enough for any bit rate
 BITS = 48  # of microseconds: nine years

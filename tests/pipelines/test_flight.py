@@ -30,8 +30,8 @@ from pipelines.runtime.in_flight import InFlightQueue, run_frames
 from pipelines.runtime.lanes import SessionHandle
 from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sinks.result import FrameResult
+from pipelines.sources.batching import Pace
 from pipelines.sources.live import LiveSource, RawFrame, Waiting
-from pipelines.sources.take import Pace
 
 Feeds = Mapping[str, NDArray[np.float32]]
 CELLS = 8  # of a row of `scene`

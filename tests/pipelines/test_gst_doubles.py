@@ -16,8 +16,8 @@ from video_fixtures import require_program, rtsp_server
 from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.sources import gst
+from pipelines.sources.batching import read_frames
 from pipelines.sources.gst import csi_pipeline, rtsp_decoders, rtsp_pipeline
-from pipelines.sources.take import read_frames
 from pipelines.sources.uri import parse_csi
 
 DOUBLES = Path(__file__).parents[1] / "fixtures" / "gst_doubles" / "nvidia.py"

@@ -21,11 +21,11 @@ from device.errors import SourceError
 from pipelines import pictures
 from pipelines.config import SourceConfig
 from pipelines.pictures import PictureError, PictureSize, decode_picture, picture_size, read_picture
+from pipelines.sources.batching import frames_of
 from pipelines.sources.files import read_image
 from pipelines.sources.http import HttpCapture
 from pipelines.sources.live import FrameError, Waiting
 from pipelines.sources.table import open_source
-from pipelines.sources.take import frames_of
 
 SUFFIXES = (".jpg", ".png", ".bmp", ".webp", ".tiff", ".ppm", ".pgm", ".pbm", ".hdr")
 

@@ -11,10 +11,10 @@ from video_fixtures import PATIENCE_S, ramp, ramp_index, wait_for, write_video
 
 from device.errors import SourceError
 from pipelines.config import SourceConfig
+from pipelines.sources.batching import read_frames
 from pipelines.sources.live import Waiting
 from pipelines.sources.read_ahead import ReadAhead
 from pipelines.sources.table import open_source
-from pipelines.sources.take import read_frames
 
 
 @pytest.fixture

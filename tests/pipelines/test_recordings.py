@@ -38,8 +38,8 @@ from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.mcap_finish import finish_recording
 from pipelines.sinks.recording import PICTURES, TOPICS
 from pipelines.sinks.table import FrameResult, SinkContext, open_sink
+from pipelines.sources.batching import read_frames
 from pipelines.sources.recording import messages_in
-from pipelines.sources.take import read_frames
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.main import tandem
 

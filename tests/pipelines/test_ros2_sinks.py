@@ -46,10 +46,10 @@ from pipelines.sinks.ros2_camera_info import read_calibration
 from pipelines.sinks.ros2_messages import Pinhole, detections_3d
 from pipelines.sinks.ros2_parameters import Parameters
 from pipelines.sinks.table import open_sink
+from pipelines.sources.batching import frames_of
 from pipelines.sources.live import Waiting
 from pipelines.sources.ros2 import ENCODINGS, capture_stamp
 from pipelines.sources.table import open_source
-from pipelines.sources.take import frames_of
 
 START_NS = 1_700_000_000_000_000_042
 CALIBRATION = """

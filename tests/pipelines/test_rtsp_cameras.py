@@ -19,8 +19,8 @@ from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame
 from pipelines.sources import gst
+from pipelines.sources.batching import read_frames
 from pipelines.sources.cv_capture import open_rtsp_capture
-from pipelines.sources.take import read_frames
 
 FPS = 15
 HIKVISION = "/Streaming/Channels/101"

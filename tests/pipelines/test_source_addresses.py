@@ -28,11 +28,11 @@ from video_fixtures import (
 from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame
+from pipelines.sources.batching import frames_of, read_frames
 from pipelines.sources.gst import csi_pipeline, own_pipeline
 from pipelines.sources.live import Waiting
 from pipelines.sources.pattern import draw_pattern
 from pipelines.sources.table import open_source
-from pipelines.sources.take import frames_of, read_frames
 from pipelines.sources.uri import parse_csi, parse_images, parse_test
 
 LOGIN = "admin:s3/cr@t"

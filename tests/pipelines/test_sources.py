@@ -36,13 +36,13 @@ from device.start.command import module_command
 from pipelines.config import SourceConfig
 from pipelines.frame import Stamp
 from pipelines.sources import live as live_source
+from pipelines.sources.batching import frames_of, read_frames
 from pipelines.sources.clock import CaptureClock
 from pipelines.sources.cv_capture import open_rtsp_capture
 from pipelines.sources.gdp import Nv12, parse_caps, parse_header
 from pipelines.sources.gst import GstCapture, camera_pipeline, has_element, rtsp_pipeline
 from pipelines.sources.live import LiveSource, RawFrame, Waiting
 from pipelines.sources.table import open_source
-from pipelines.sources.take import frames_of, read_frames
 from pipelines.sources.uri import Camera
 
 

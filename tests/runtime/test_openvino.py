@@ -25,11 +25,11 @@ from engine_fixtures import (
 from model_fixtures import small_convnet
 from msgspec.structs import replace
 
+from device import install_advice
 from device.engine.file import write_engine
 from device.engine.manifest import Portable, TensorInfo
 from device.errors import SessionError, TandemError
 from device.install_advice import pip_install
-from device.runtime.executors import openvino
 from device.runtime.pool import SessionPool
 from device.runtime.session import Session, open_session
 from pipelines.serving.instances import open_file
@@ -211,7 +211,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_network(tmp_path / "e.engine", single_network())
-    monkeypatch.setattr(openvino, "find_spec", lambda name: None)
+    monkeypatch.setattr(install_advice, "find_spec", lambda name: None)
     advice = f"openvino is not installed; {pip_install('openvino')}"
     with pytest.raises(SessionError, match=re.escape(advice)):
         open_session(path, executor="openvino")

@@ -52,7 +52,7 @@ from pipelines.runtime.batch import BatchRunner, Model
 from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.runtime.trace import TraceWriter
 from pipelines.sinks.result import FrameResult
-from pipelines.sources.take import Pace
+from pipelines.sources.batching import Pace
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.engine.tensorrt import tensorrt_segment
 from toolkit.graph.extract import extract_segments

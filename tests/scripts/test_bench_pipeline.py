@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.config import SourceConfig
-from pipelines.sources.take import read_frames
+from pipelines.sources.batching import read_frames
 from scripts.bench_pipeline import Effort, Figure, measure, table
 from scripts.pipeline_parts import OBJECTS, EngineDouble, camera, detector_pipeline, made_ns
 from scripts.pipeline_peers import Peer

@@ -185,14 +185,18 @@ def _planned(segment: Segment) -> set[str]:
 
 def _row_times(row: NetworkRow) -> Iterator[tuple[str, float]]:
     yield row.item, row.median_ms * 1e3
-    yield from ((_key(row.item, (SEGMENT, one.name)), one.time_us) for one in row.segments)
-    yield from ((_key(row.item, one.nodes), one.time_us) for one in reversed(row.layers))
+    yield from (
+        (_key(row.item, (SEGMENT, segment.name)), segment.time_us) for segment in row.segments
+    )
+    yield from ((_key(row.item, layer.nodes), layer.time_us) for layer in reversed(row.layers))
 
 
 def _with_times(row: NetworkRow, times: Mapping[str, float]) -> NetworkRow:
     """Return a network with its times, without what has none."""
-    timed = [(one, times.get(_key(row.item, (SEGMENT, one.name)))) for one in row.segments]
-    layers = [(one, times.get(_key(row.item, one.nodes))) for one in row.layers]
+    timed = [
+        (segment, times.get(_key(row.item, (SEGMENT, segment.name)))) for segment in row.segments
+    ]
+    layers = [(layer, times.get(_key(row.item, layer.nodes))) for layer in row.layers]
     return structs.replace(
         row,
         segments=tuple(structs.replace(one, time_us=us) for one, us in timed if us is not None),

@@ -1,6 +1,7 @@
 """Make a kit: engines and cases -> `kit.json` and `kit.zip` (device/selftest/kit.py)."""
 
 import hashlib
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from device.errors import TandemError
 from device.profile import load_profile
 from device.runtime.cuda.tactics import choices_of, kernels_of
 from device.runtime.session import open_session
+from device.selftest.demo import BUNDLE, EVENTS, FOLDER
 from device.selftest.engines import INPUT, OUTPUT, npz
 from device.selftest.kit import (
     DATA,
@@ -32,13 +34,22 @@ from device.selftest.kit import (
     TacticCase,
 )
 from device.selftest.report import Variant
-from toolkit.board_kit.demo_files import MODEL, demo_files
+from device.update.bundle import ENGINE, LABELS, PIPELINE
+from pipelines.vision import cv2
+from toolkit.demo.scene_video import SEED
+from toolkit.demo.scenes import load_backgrounds, moving_scene
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.importers.onnx import ModelBytes
 from toolkit.partition.planning.forced import ALL, Forced
 from toolkit.partition.planning.plan import PlanOptions
+from toolkit.shipped import demo_file
+
+NAME = "robot-objects"
+MODEL = f"models/{NAME}.onnx"
+_PICTURES = "pictures"
+_PICTURE_COUNT = 30
 
 Array = np.ndarray[Any, Any]
 Report = Callable[[str], None]
@@ -346,3 +357,25 @@ def _demo(bench: _Bench) -> None:
     build_engine(configs.ROOT / MODEL, bench.request.profile, path, options)
     for name, data in demo_files(path):
         _add(bench.archive, name, data)
+
+
+def demo_files(engine: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the entries of the demo: the shipped detector with its pipeline, and pictures."""
+    yield f"{BUNDLE}/{ENGINE}", engine.read_bytes()
+    yield f"{BUNDLE}/{LABELS}", (configs.ROOT / f"models/{NAME}.labels.txt").read_bytes()
+    pipeline = (configs.ROOT / f"pipelines/{NAME}.toml").read_text()
+    yield f"{BUNDLE}/{PIPELINE}", pipeline_text(pipeline).encode()
+    backgrounds = load_backgrounds(demo_file("scenes/backgrounds"), held_out=True)
+    for number, scene in enumerate(moving_scene(SEED, _PICTURE_COUNT, backgrounds)):
+        _, encoded = cv2.imencode(".jpg", scene.image)
+        yield f"{FOLDER}/{_PICTURES}/{number:03}.jpg", encoded.tobytes()
+
+
+def pipeline_text(shipped: str) -> str:
+    """Return the shipped pipeline, from the pictures to a file."""
+    sections = re.split(r"(?m)^(?=\[)", shipped)
+    shared = [s for s in sections if not s.startswith(("[source]", "[[sinks]]"))]
+    return (
+        "".join(shared) + f'\n[source]\nuri = "{_PICTURES}"\nframes = "every"\nrealtime = false\n'
+        f'\n[[sinks]]\nkind = "jsonl"\npath = "{EVENTS}"\n'
+    )

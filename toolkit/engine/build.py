@@ -36,10 +36,10 @@ from toolkit.engine.assemble import FrameCompiler, assemble
 from toolkit.engine.batch import bound_notes
 from toolkit.engine.frontend import note_gain, run_frontend
 from toolkit.engine.frontend_result import Frontend
-from toolkit.engine.kept_cost import LayerGain, gain_notes, kept_cost_notes, layer_gains
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch
+from toolkit.engine.precision_gain import LayerGain, gain_notes, kept_cost_notes, layer_gains
 from toolkit.engine.preprocessing import engine_preprocessing
 from toolkit.engine.provenance import provenance_of, with_measured
 from toolkit.engine.read import read_model

@@ -14,14 +14,13 @@ import onnx_ir as ir
 
 from toolkit.engine.frontend import run_frontend
 from toolkit.engine.frontend_result import Frontend
-from toolkit.engine.kept_cost import frame_us
 from toolkit.engine.options import BuildOptions, RequestedPrecision
+from toolkit.engine.precision_gain import frame_us
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import choose_target
 from toolkit.errors import BuildError, about
-from toolkit.graph.bfloat16 import FIRST_SM_WITH_BFLOAT16
 from toolkit.graph.block_weights import BlockTensor
-from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
+from toolkit.graph.dtypes import FIRST_SM_WITH_BFLOAT16, FIRST_SM_WITH_FLOAT8
 from toolkit.graph.node_view import views
 from toolkit.importers.onnx import ModelSource, open_model, source_path
 from toolkit.partition.planning.plan import plan_together
@@ -153,7 +152,9 @@ class Point:
         """SQNR of the worst output in dB."""
         losses = () if self.loss is None else self.loss.losses
         values = [row.value for row in losses if row.metric is SQNR]
-        return min((-math.inf if math.isnan(one) else one for one in values), default=math.inf)
+        return min(
+            (-math.inf if math.isnan(value) else value for value in values), default=math.inf
+        )
 
     def beats(self, point: "Point") -> bool:
         """True if no figure is worse, and one is better, of two with times."""

@@ -10,7 +10,7 @@ from toolkit.engine.options import BuildOptions
 from toolkit.engine.segments import BuiltSegments
 from toolkit.gpu.beyond_half import LARGEST_HALF, BeyondHalf
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend
-from toolkit.graph.bfloat16 import FIRST_SM_WITH_BFLOAT16, LARGEST_BFLOAT16
+from toolkit.graph.dtypes import FIRST_SM_WITH_BFLOAT16, LARGEST_BFLOAT16
 from toolkit.graph.segment import PlannedSegment
 from toolkit.partition.costs.measured import measured_in_both
 from toolkit.quantize.ranges.table_file import foreign_notes

@@ -1,5 +1,6 @@
 """Steps 1 and 2 of the build: the model, folded and fused, and the precision of its engine."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -12,9 +13,8 @@ from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.graph.bfloat16 import FIRST_SM_WITH_BFLOAT16
 from toolkit.graph.check import check_nodes
-from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8
+from toolkit.graph.dtypes import FIRST_SM_WITH_BFLOAT16, FIRST_SM_WITH_FLOAT8
 from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ImportedModel, ModelSource, OpenModel, open_model, sized
@@ -46,10 +46,7 @@ def read_model(
     `assume_ranges`: INT8 needs no ranges. Raises TandemError: the model cannot be used, or not at
     the precision that is asked for.
     """
-    _refuse_two_sources(options)
-    _refuse_int4(options)
-    _refuse_float8(options, target.profile)
-    _refuse_bfloat16(options, target.profile)
+    _refuse(options, target.profile)
     report("import", 0.0)
     if not isinstance(model, OpenModel):
         model = open_model(model, plugins=options.plugins, report=report)
@@ -126,88 +123,60 @@ def _no_float8(options: BuildOptions, profile: Profile) -> str | None:
     """Return why Q/DQ of FP8 cannot stay in a model; None if they can."""
     if _wants_int8(options):
         return "of which no INT8 is made: build with --precision fp16 alone"
+    older = _older_gpu(profile, FIRST_SM_WITH_FLOAT8)
+    return older and f"which GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute; {older}"
+
+
+def _older_gpu(profile: Profile, first_sm: int) -> str | None:
+    """Return what a profile has where it has no GPU from an SM on; None: it has one."""
     if profile.gpu is None:
-        return f"which GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute; {profile.name} has none"
-    if profile.gpu.sm < FIRST_SM_WITH_FLOAT8:
-        return (
-            f"which GPUs from SM {FIRST_SM_WITH_FLOAT8} on compute; that of {profile.name} has SM "
-            f"{profile.gpu.sm}"
-        )
-    return None
-
-
-def _refuse_two_sources(options: BuildOptions) -> None:
-    if options.data is not None and options.table is not None:
-        raise BuildError(
-            "Both data and a calibration table are given, and each sets the INT8 ranges: give one "
-            "of them."
-        )
-
-
-def _refuse_int4(options: BuildOptions) -> None:
-    if options.int4_weights is None:
-        return
-    if options.precision not in (None, "fp16"):
-        raise BuildError(
-            f"INT4 weights are those of FP16 engines, not of {options.precision}: leave out one of "
-            "`tandem build --int4-weights` and --precision."
-        )
-    if options.data is None:
-        raise BuildError(
-            "INT4 weights are chosen by what the model computes on samples: give some with "
-            "`tandem build --data`."
-        )
-    if options.save_table is not None:
-        raise BuildError(
-            "INT4 weights measure no ranges that a table could hold: do not save one, or leave out "
-            "`tandem build --int4-weights`."
-        )
-
-
-def _refuse_float8(options: BuildOptions, profile: Profile) -> None:
-    if options.precision != "fp8":
-        return
-    why = _no_float8(options, profile)
-    if why is not None:
-        raise BuildError(f"FP8 (E4M3) is a type {why}; build with --precision fp16 or int8.")
-    if options.dummy_ranges:
-        raise BuildError(
-            "FP8 has no dummy ranges: give data with `tandem build --data` or a table with "
-            "--table, or time INT8."
-        )
+        return f"{profile.name} has none"
+    return f"that of {profile.name} has SM {profile.gpu.sm}" if profile.gpu.sm < first_sm else None
 
 
 def _no_bfloat16(profile: Profile) -> str | None:
     """Return why kernels of a profile cannot have BF16; None if they can."""
-    if profile.gpu is None:
-        return f"GPUs from SM {FIRST_SM_WITH_BFLOAT16} on compute it; {profile.name} has none"
-    if profile.gpu.sm < FIRST_SM_WITH_BFLOAT16:
-        return (
-            f"GPUs from SM {FIRST_SM_WITH_BFLOAT16} on compute it; that of {profile.name} has SM "
-            f"{profile.gpu.sm}"
-        )
-    return None
+    older = _older_gpu(profile, FIRST_SM_WITH_BFLOAT16)
+    return older and f"GPUs from SM {FIRST_SM_WITH_BFLOAT16} on compute it; {older}"
 
 
-def _refuse_bfloat16(options: BuildOptions, profile: Profile) -> None:
-    if options.precision != "bf16":
-        return
-    why = _no_bfloat16(profile)
-    if why is not None:
-        raise BuildError(
-            f"BF16 is not supported: {why}. Build with --precision fp32, or with fp16, which keeps "
-            "in FP32 what FP16 does not hold."
-        )
-    if options.gpu_backend != "cuda":
-        raise BuildError(
-            "BF16 is a type of kernels, of which TensorRT gets none: build with `tandem build "
-            "--gpu-backend cuda`."
-        )
-    if options.table is not None or options.save_table is not None or options.dummy_ranges:
-        raise BuildError(
-            "BF16 has no ranges to take, save or make up: give samples alone, with `tandem build "
-            "--data`, by which it is judged."
-        )
+# When options are refused, alone or by the profile; what is true is the value in the text.
+_REFUSALS: tuple[tuple[Callable[[BuildOptions, Profile], object], str], ...] = (
+    (lambda given, _: given.data is not None and given.table is not None,
+     "Both data and a calibration table are given, and each sets the INT8 ranges: give one of "
+     "them."),
+    (lambda given, _: given.int4_weights and given.precision not in (None, "fp16")
+     and given.precision,
+     "INT4 weights are those of FP16 engines, not of {}: leave out one of `tandem build "
+     "--int4-weights` and --precision."),
+    (lambda given, _: given.int4_weights and given.data is None,
+     "INT4 weights are chosen by what the model computes on samples: give some with `tandem build "
+     "--data`."),
+    (lambda given, _: given.int4_weights and given.save_table is not None,
+     "INT4 weights measure no ranges that a table could hold: do not save one, or leave out "
+     "`tandem build --int4-weights`."),
+    (lambda given, profile: given.precision == "fp8" and _no_float8(given, profile),
+     "FP8 (E4M3) is a type {}; build with --precision fp16 or int8."),
+    (lambda given, _: given.precision == "fp8" and given.dummy_ranges,
+     "FP8 has no dummy ranges: give data with `tandem build --data` or a table with --table, or "
+     "time INT8."),
+    (lambda given, profile: given.precision == "bf16" and _no_bfloat16(profile),
+     "BF16 is not supported: {}. Build with --precision fp32, or with fp16, which keeps in FP32 "
+     "what FP16 does not hold."),
+    (lambda given, _: given.precision == "bf16" and given.gpu_backend != "cuda",
+     "BF16 is a type of kernels, of which TensorRT gets none: build with `tandem build "
+     "--gpu-backend cuda`."),
+    (lambda given, _: given.precision == "bf16"
+     and (given.table is not None or given.save_table is not None or given.dummy_ranges),
+     "BF16 has no ranges to take, save or make up: give samples alone, with `tandem build --data`, "
+     "by which it is judged."),
+)  # fmt: skip
+
+
+def _refuse(options: BuildOptions, profile: Profile) -> None:
+    for condition, text in _REFUSALS:
+        if value := condition(options, profile):
+            raise BuildError(text.format(value))
 
 
 def _stores_bfloat16(

@@ -18,12 +18,14 @@ from toolkit.dla.rules.notes import NOTES
 from toolkit.dla.rules.ops import NATIVE
 from toolkit.dla.rules.rule import FLOOR, NEWEST, Rule, S_contra, version_text
 from toolkit.errors import PlanError
-from toolkit.gpu.reasons import GPU_REASONS, gpu_reason
+from toolkit.gpu.reasons import MEANINGS as GPU_MEANINGS
+from toolkit.gpu.reasons import reason_id
 from toolkit.partition.planning.meanings import LIMITS, SOURCES
 from toolkit.partition.planning.meanings import MEANINGS as PLAN_MEANINGS
 from toolkit.quantize.scales.rules import SCALE_RULES, ScaleRule
 
 DOCUMENTED = "documented"
+_GPU_SOURCE = "`toolkit/gpu/operations.py`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +56,18 @@ def find(text: str) -> tuple[Entry, ...]:
     Raises PlanError: it is none of these.
     """
     query = text.strip().strip("[]")
-    own = tuple(entry for entry in entries() if entry.id == query)
-    if own:
-        return own
-    reason = gpu_reason(query)
-    if reason is not None:
-        return tuple(entry for entry in entries() if entry.id == reason.id)
+    ids = {query, reason_id(query)}
+    named = tuple(entry for entry in entries() if entry.id in ids)
+    if named:
+        return named
     of_operator = tuple(e for e in entries() if query in _operators(e))
     if of_operator:
         return of_operator
     family = tuple(entry for entry in entries() if entry.id.startswith(f"{query}."))
     if family:
         return family
-    ids = list(dict.fromkeys(entry.id for entry in entries()))
-    similar = difflib.get_close_matches(query, ids, n=4, cutoff=0.5)
+    all_ids = list(dict.fromkeys(entry.id for entry in entries()))
+    similar = difflib.get_close_matches(query, all_ids, n=4, cutoff=0.5)
     nearest = f"; the nearest ids are {', '.join(similar)}" if similar else ""
     raise PlanError(
         f"{query!r} is no rule, no operator that a rule names, and no reason of a report"
@@ -132,12 +132,9 @@ def _planner() -> tuple[Entry, ...]:
 
 def _gpu() -> tuple[Entry, ...]:
     return tuple(
-        Entry(
-            row.id, "GPU: why there is no kernel", "", row.what, row.do, "GPU segments",
-            "`toolkit/gpu/operations.py`",
-        )
-        for row in GPU_REASONS
-    )  # fmt: skip
+        Entry(name, "GPU: why there is no kernel", "", *meaning, "GPU segments", _GPU_SOURCE)
+        for name, meaning in GPU_MEANINGS.items()
+    )
 
 
 def _rewrites() -> tuple[Entry, ...]:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from device.files import make_folder, replace_file
+from device.files import make_folder, write_file
 from device.protocol.topics import DeviceId
 from toolkit.errors import FleetError
 
@@ -302,20 +302,12 @@ def check_device(device: str) -> None:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner reads."""
-    _write(path, content, 0o600)
+    write_file(path, content, 0o600, FleetError)
 
 
 def write_public(path: Path, content: bytes) -> None:
     """Write a file that all may read."""
-    _write(path, content, 0o666)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    try:
-        make_folder(path.parent)
-        replace_file(path, content, mode)
-    except OSError as error:
-        raise FleetError(f"cannot write {path}: {error.strerror}") from error
+    write_file(path, content, 0o666, FleetError)
 
 
 def _now() -> dt.datetime:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from toolkit.gpu.ir.elementwise_ops import ARRANGED, OPERATORS
-from toolkit.graph.bfloat16 import LARGEST_BFLOAT16
+from toolkit.graph.dtypes import LARGEST_BFLOAT16
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 MARGIN = 4.0

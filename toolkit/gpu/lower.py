@@ -45,13 +45,13 @@ from toolkit.gpu.passes.gemm import GEMM_RULES
 from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
 from toolkit.gpu.passes.layout_chains import merge_layout_chains
 from toolkit.gpu.passes.quantized import read_quantized
+from toolkit.gpu.reasons import reason
 from toolkit.gpu.schedule.workspace import WorkspacePlan, fit_workspace
 from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.bfloat16 import BFLOAT16
-from toolkit.graph.float8 import FIRST_SM_WITH_FLOAT8, FLOAT8
+from toolkit.graph.dtypes import BFLOAT16, FIRST_SM_WITH_FLOAT8, FLOAT8
 from toolkit.plugins import Plugin
 
 KernelPrecision = Precision | Literal["bf16"]
@@ -225,9 +225,9 @@ def _check_float8(network: Network, gpu: GpuTarget) -> None:
     """Raise NotCoveredError: tensors lie as FP8, which the GPU does not compute."""
     if gpu.sm >= FIRST_SM_WITH_FLOAT8:
         return
+    refusal = reason("gpu.float8:sm", FLOAT8, FIRST_SM_WITH_FLOAT8, gpu.sm)
     reasons = {
-        op.name: f"node {op.name!r} makes {FLOAT8}, which GPUs from SM {FIRST_SM_WITH_FLOAT8} on "
-        f"compute; this one has SM {gpu.sm}"
+        op.name: f"node {op.name!r} {refusal}"
         for op in network.operations
         if FLOAT8 in map(network.dtypes.get, op.outputs)
     }

@@ -43,17 +43,17 @@ from toolkit.gpu.passes.einsum import einsum_refusal
 from toolkit.gpu.passes.float8 import usable_scale
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.recurrent import ACTIVATIONS
+from toolkit.gpu.reasons import Reason, reason
 from toolkit.gpu.shapes.sizes import upper_bound
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 
 MAX_INDICES = 4  # of one element, that kernels read
 MAX_STEPS = 512  # of a recurrence: each starts up to four kernels
-_PARAMETER = "reads {name!r}, which is computed; kernels are compiled for constant parameters"
 _QUANTIZED = ("int8", "uint8", "int16", "uint16", FLOAT8)
 
 Emitter = Callable[[LoweringContext, Group], None]
-Check = Callable[[Operation, SegmentTensors], "str | None"]
-"""Why kernels do not compute an operation, after "node 'name' (Operator) "; None: they may."""
+Check = Callable[[Operation, SegmentTensors], Reason | None]
+"""Why kernels do not compute an operation; None: they may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +69,18 @@ class OperatorRow:
     epilogue: int | None = None
 
 
-def _keeps_keys(op: Operation, _: SegmentTensors) -> str | None:
+def _keeps_keys(op: Operation, _: SegmentTensors) -> Reason | None:
     if op.input(4) or op.input(5) or op.input(6) or len(op.outputs) > 1:
-        return "keeps keys or returns weights; kernels return 1 tensor made from 4"
+        return reason("gpu.attention-outputs")
     return None
 
 
-def _has_window(op: Operation, _: SegmentTensors) -> str | None:
+def _has_window(op: Operation, _: SegmentTensors) -> Reason | None:
     sides = (op.integer("left_window_size", -1), op.integer("right_window_size", -1))
-    return None if sides == (-1, -1) else "has a window; kernels look at all keys"
+    return None if sides == (-1, -1) else reason("gpu.attention-window")
 
 
-def _heads(op: Operation, tensors: SegmentTensors) -> str | None:
+def _heads(op: Operation, tensors: SegmentTensors) -> Reason | None:
     """The queries and keys of (batch, heads, rows, depth) or (batch, rows, heads x depth)."""
     q, k, v = (tensors.shape(name) for name in op.inputs[:3])
     if q is None or k is None or v is None:
@@ -93,26 +93,21 @@ def _heads(op: Operation, tensors: SegmentTensors) -> str | None:
         depths = (q[2] // queries, v[2] // values)
     if max(depths) <= DEEPEST_HEAD and queries % values == 0:
         return None
-    return (
-        f"has {queries} queries of {depths[0]} for {values} values of {depths[1]}; kernels take up "
-        f"to {DEEPEST_HEAD}, shared evenly"
-    )
+    return reason("gpu.attention-heads", queries, depths[0], values, depths[1], DEEPEST_HEAD)
 
 
-def _more_outputs(op: Operation, _: SegmentTensors) -> str | None:
-    if len(op.outputs) == 1:
-        return None
-    return "returns what it normalized by; kernels return 1 tensor"
+def _more_outputs(op: Operation, _: SegmentTensors) -> Reason | None:
+    return None if len(op.outputs) == 1 else reason("gpu.normalization-outputs")
 
 
-def _indices(op: Operation, tensors: SegmentTensors) -> str | None:
+def _indices(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shape = tensors.shape(op.inputs[1])
     if shape is None or shape[-1] <= MAX_INDICES:
         return None
-    return f"takes {shape[-1]} indices for an element; kernels take {MAX_INDICES}"
+    return reason("gpu.indices", shape[-1], MAX_INDICES)
 
 
-def _sampled(op: Operation, tensors: SegmentTensors) -> str | None:
+def _sampled(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shape = tensors.shape(op.inputs[0])
     if shape is None:
         return None
@@ -120,23 +115,20 @@ def _sampled(op: Operation, tensors: SegmentTensors) -> str | None:
     mode = grid_sample.MODES.get(mode, mode)
     if dims == 2 or (dims == 3 and mode != "cubic"):
         return None
-    return f"samples {dims} dimensions ({mode}); kernels take 2, and 3 by linear and nearest"
+    return reason("gpu.grid-sample", dims, mode)
 
 
-def _regions(op: Operation, _: SegmentTensors) -> str | None:
+def _regions(op: Operation, _: SegmentTensors) -> Reason | None:
     if op.text("mode", "avg") != "avg":
-        return "takes the largest sample of a bin; kernels average"
+        return reason("gpu.roi-align:mode")
     if op.integer("sampling_ratio", 0) <= 0:
-        return "has as many samples as a region is large; kernels take a fixed sampling_ratio"
+        return reason("gpu.roi-align:samples")
     if "coordinate_transformation_mode" not in op.attributes:
-        return (
-            "leaves coordinate_transformation_mode to its opset, and opsets differ; kernels take "
-            "one that the node states"
-        )
+        return reason("gpu.roi-align:corners")
     return None
 
 
-def _boxes(op: Operation, tensors: SegmentTensors) -> str | None:
+def _boxes(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shape = tensors.shape(op.inputs[1])
     if shape is None:
         return None
@@ -144,30 +136,28 @@ def _boxes(op: Operation, tensors: SegmentTensors) -> str | None:
     most, most_boxes = suppression.MAX_CLASSES, suppression.MAX_BOXES
     if upper_bound(rows) <= most and upper_bound(boxes) <= most_boxes:
         return None
-    return f"has {rows} classes of {boxes} boxes; kernels take {most} of {most_boxes}"
+    return reason("gpu.suppression", rows, boxes, most, most_boxes)
 
 
-def _gates(op: Operation, _: SegmentTensors) -> str | None:
+def _gates(op: Operation, _: SegmentTensors) -> Reason | None:
     if "clip" in op.attributes or op.integer("input_forget", 0):
-        return "clips its sums or couples its gates; kernels do not"
+        return reason("gpu.recurrent-gates")
     return None
 
 
-def _activations(op: Operation, _: SegmentTensors) -> str | None:
+def _activations(op: Operation, _: SegmentTensors) -> Reason | None:
     names = op.text("activations", "")
     if not names or set(names.split(",")) <= set(ACTIVATIONS):
         return None
-    return f"has the activations {names}; kernels take {ACTIVATIONS}"
+    return reason("gpu.recurrent-activations", names, ACTIVATIONS)
 
 
-def _integers(op: Operation, tensors: SegmentTensors) -> str | None:
+def _integers(op: Operation, tensors: SegmentTensors) -> Reason | None:
     dtype = tensors.dtypes.get(op.outputs[0], _QUANTIZED[0])
-    if dtype in _QUANTIZED:
-        return None
-    return f"makes {dtype}; kernels make int8, uint8, int16, uint16 and {FLOAT8}"
+    return None if dtype in _QUANTIZED else reason("gpu.quantized-type", dtype, FLOAT8)
 
 
-def _float8_numbers(op: Operation, tensors: SegmentTensors) -> str | None:
+def _float8_numbers(op: Operation, tensors: SegmentTensors) -> Reason | None:
     """FP8 of activations, and what rounds to it: no zero point, and the range is a limit."""
     rounds = op.kind == "QuantizeLinear"
     stored = op.outputs[0] if rounds else op.inputs[0]
@@ -175,96 +165,94 @@ def _float8_numbers(op: Operation, tensors: SegmentTensors) -> str | None:
     if tensors.dtypes.get(stored) != FLOAT8 or not is_read:
         return None
     if not op.integer("saturate", 1):
-        return f"has saturate=0; kernels make numbers beyond {FLOAT8} its largest"
+        return reason("gpu.float8:saturate", FLOAT8)
     zero = tensors.constants.get(op.input(2))
     if op.input(2) and (zero is None or zero.astype(np.float32).any()):
-        return f"has a zero point of {FLOAT8}, {op.inputs[2]!r}; kernels take 0"
+        return reason("gpu.float8:zero", FLOAT8, op.inputs[2])
     return None
 
 
-def _float8_scale(op: Operation, tensors: SegmentTensors) -> str | None:
+def _float8_scale(op: Operation, tensors: SegmentTensors) -> Reason | None:
     """Activations of FP8 have one constant scale."""
     stored = op.outputs[0] if op.kind == "QuantizeLinear" else op.inputs[0]
     if tensors.dtypes.get(stored) != FLOAT8 or op.inputs[0] not in tensors.computed:
         return None
     scale = tensors.constants.get(op.inputs[1])
     if scale is None:
-        return f"has a scale of {FLOAT8} that is computed, {op.inputs[1]!r}; kernels take constants"
+        return reason("gpu.float8:computed", FLOAT8, op.inputs[1])
     if scale.size != 1:
-        return f"has {scale.size} scales of {FLOAT8}; kernels take 1 for an activation"
+        return reason("gpu.float8:scales", scale.size, FLOAT8)
     value = float(scale.reshape(()))
-    if not usable_scale(value):
-        return f"has the scale {value}; kernels take positive ones with a finite reciprocal"
-    return None
+    return None if usable_scale(value) else reason("gpu.float8:scale", value)
 
 
-def _cast_type(op: Operation, tensors: SegmentTensors) -> str | None:
+def _cast_type(op: Operation, tensors: SegmentTensors) -> Reason | None:
     dtype = tensors.dtypes.get(op.outputs[0])
     if dtype is None or dtype in OPERAND_TYPES:
         return None
-    return f"makes {dtype}; kernels make {', '.join(OPERAND_TYPES)}"
+    return reason("gpu.cast", dtype, ", ".join(OPERAND_TYPES))
 
 
-def _spatial(op: Operation, tensors: SegmentTensors) -> str | None:
+def _spatial(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shape = tensors.shape(op.inputs[0])
     if shape is None or 3 <= len(shape) <= 5:
         return None
-    return f"has {len(shape) - 2} spatial dimensions; kernels take 1 to 3"
+    return reason("gpu.spatial", len(shape) - 2)
 
 
-def _steps(op: Operation, tensors: SegmentTensors) -> str | None:
+def _steps(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shape = tensors.shape(op.inputs[0])
     if shape is None:
         return None
     layout = op.integer("layout", 0)
     if layout not in (0, 1):
-        return f"has layout {layout}; kernels take 0 and 1"
+        return reason("gpu.recurrent-gates:layout", layout)
     steps = shape[layout]
     lengths = tensors.constants.get(op.input(4))
     if upper_bound(steps) > MAX_STEPS:
-        return f"has {steps} steps; kernels take {MAX_STEPS}"
+        return reason("gpu.recurrent-steps", steps, MAX_STEPS)
     if lengths is not None and (lengths != steps).any():
-        return f"has sequences of other lengths than {steps}"
+        return reason("gpu.recurrent-lengths", steps)
     return None
 
 
-def _trains(op: Operation, tensors: SegmentTensors) -> str | None:
+def _trains(op: Operation, tensors: SegmentTensors) -> Reason | None:
     training = tensors.constants.get(op.input(2))
     if op.kind == "Dropout" and (training is None or not training.any()):
         return None
     if op.kind == "BatchNormalization" and not op.integer("training_mode", 0):
-        return None if len(op.outputs) == 1 else "returns statistics; kernels return 1 tensor"
-    return "is in training mode; kernels are for inference"
+        return None if len(op.outputs) == 1 else reason("gpu.normalization-outputs:batch")
+    return reason("gpu.training")
 
 
-def _equation(op: Operation, tensors: SegmentTensors) -> str | None:
+def _equation(op: Operation, tensors: SegmentTensors) -> Reason | None:
     return einsum_refusal(op, [tensors.shape(n) for n in op.inputs], tensors.shape(op.outputs[0]))
 
 
-def _parts(op: Operation, tensors: SegmentTensors) -> str | None:
+def _parts(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shapes = [tensors.shape(name) for name in (op.inputs[0], *op.outputs)]
     axis = op.integer("axis", 0)
     sizes = [shape[axis] for shape in shapes if shape is not None]
     if len(sizes) < len(shapes) or sum(sizes[1:]) == sizes[0]:
         return None
-    return "has a result without a name"
+    return reason("gpu.left-out-output:part")
 
 
-def _blocks(op: Operation, tensors: SegmentTensors) -> str | None:
+def _blocks(op: Operation, tensors: SegmentTensors) -> Reason | None:
     computed = [name for name in op.inputs[1:3] if name in tensors.computed]
     if not op.integer("block_size", 0) or not computed:
         return None
-    return f"has blocks with scales of their own, {computed[0]!r}, that are not constant"
+    return reason("gpu.scale-blocks", computed[0])
 
 
-def _joins(op: Operation, _: SegmentTensors) -> str | None:
-    reduction = op.text("reduction", "none")
-    if reduction == "none" or reduction in gather.ATOMIC_TYPES:
+def _joins(op: Operation, _: SegmentTensors) -> Reason | None:
+    joined = op.text("reduction", "none")
+    if joined == "none" or joined in gather.ATOMIC_TYPES:
         return None
-    return f"joins by {reduction!r}; kernels join by {', '.join(gather.ATOMIC_TYPES)}"
+    return reason("gpu.joins", joined, ", ".join(gather.ATOMIC_TYPES))
 
 
-def _columns(op: Operation, tensors: SegmentTensors) -> str | None:
+def _columns(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
     if shape is None or result is None:
         return None
@@ -272,38 +260,36 @@ def _columns(op: Operation, tensors: SegmentTensors) -> str | None:
     return top_k.too_many_columns(shape[axis], result[axis])
 
 
-def _unpooled(op: Operation, tensors: SegmentTensors) -> str | None:
+def _unpooled(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
     if shape is None or result is None or result == pooling.unpooled_shape(op, shape, result):
         return None
     indexed = list(pooling.unpooled_shape(op, shape, result))
-    return f"writes {list(result)} by indices in {indexed}; kernels take equal sizes"
+    return reason("gpu.unpooled-size", list(result), indexed)
 
 
-def _resized(op: Operation, tensors: SegmentTensors) -> str | None:
+def _resized(op: Operation, tensors: SegmentTensors) -> Reason | None:
     shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
     if shape is None or result is None:
         return None
-    parameters = resize.reads_parameters(op, shape, result)
-    name = next((name for name in parameters if name in tensors.computed), None)
-    return None if name is None else _PARAMETER.format(name=name)
+    return resize.resize_refusal(op, tensors, shape, result)
 
 
-def _constant(*operands: int, text: str = _PARAMETER) -> Check:
+def _constant(*operands: int, key: str = "gpu.constant") -> Check:
     """Return the check that these operands do not depend on the numbers of the inputs."""
 
-    def check(op: Operation, tensors: SegmentTensors) -> str | None:
+    def check(op: Operation, tensors: SegmentTensors) -> Reason | None:
         names = (op.input(at) for at in operands)
         name = next((name for name in names if name in tensors.computed), None)
-        return None if name is None else text.format(name=name)
+        return None if name is None else reason(key, name)
 
     return check
 
 
-_AXES = _constant(1, text="has axes that are not constant ({name!r})")
+_AXES = _constant(1, key="gpu.constant-axes")
 _RECURRENT = (
-    _constant(1, 2, 3, 7, text="has weights that are not constant"),
-    _constant(4, text="has lengths of sequences that are not constant ({name!r})"),
+    _constant(1, 2, 3, 7, key="gpu.constant-weights:recurrent"),
+    _constant(4, key="gpu.recurrent-lengths:computed"),
     *(_gates, _activations, _steps),
 )
 
@@ -316,7 +302,7 @@ OPERATIONS: dict[str, OperatorRow] = {
     "Conv": OperatorRow(convolution.emit_convolution, (_spatial,), epilogue=1),
     "ConvTranspose": OperatorRow(
         convolution_nd.emit_transposed_convolution,
-        (_constant(1, 2, text="has weights that are not constant ({name!r})"), _spatial),
+        (_constant(1, 2, key="gpu.constant-weights"), _spatial),
         epilogue=1,
     ),
     "SpaceToDepthStem": OperatorRow(space_to_depth.emit_space_to_depth_stem, epilogue=0),

@@ -1,129 +1,178 @@
-"""Why a node has no GPU kernel: a row for each reason that `toolkit.gpu.support` gives.
+"""Why a node has no GPU kernel: every sentence that is said of one, and what each reason means.
 
-`pattern` is found in the text of the reason; `tandem explain` looks both up.
+A sentence stands behind "node 'name' (Operator) " or "tensor 'name' ". Its key is the id of its
+reason, with a suffix where a reason has several. `tandem explain` finds the reason of a sentence.
 """
 
-import re
-from dataclasses import dataclass
+from string import Formatter
+from typing import NewType
+
+Reason = NewType("Reason", str)
+"""A sentence of SENTENCES with its values."""
+
+SENTENCES = {
+    "gpu.no-kernel": "has no kernel yet",
+    "gpu.constant": "reads {!r}, which is computed; kernels are compiled for constant parameters",
+    "gpu.constant-axes": "has axes that are not constant ({!r})",
+    "gpu.constant-weights": "has weights that are not constant ({!r})",
+    "gpu.constant-weights:recurrent": "has weights that are not constant",
+    "gpu.attention-outputs": "keeps keys or returns weights; kernels return 1 tensor made from 4",
+    "gpu.attention-window": "has a window; kernels look at all keys",
+    "gpu.attention-heads": "has {} queries of {} for {} values of {}; kernels take up to {}, "
+    "shared evenly",
+    "gpu.normalization-outputs": "returns what it normalized by; kernels return 1 tensor",
+    "gpu.normalization-outputs:batch": "returns statistics; kernels return 1 tensor",
+    "gpu.indices": "takes {} indices for an element; kernels take {}",
+    "gpu.grid-sample": "samples {} dimensions ({}); kernels take 2, and 3 by linear and nearest",
+    "gpu.resize:sizes": "has neither scales nor sizes",
+    "gpu.resize:scales": "has no scale for every dimension",
+    "gpu.resize:mode": "has the unknown mode {}",
+    "gpu.roi-align:mode": "takes the largest sample of a bin; kernels average",
+    "gpu.roi-align:samples": "has as many samples as a region is large; kernels take a fixed "
+    "sampling_ratio",
+    "gpu.roi-align:corners": "leaves coordinate_transformation_mode to its opset, and opsets "
+    "differ; kernels take one that the node states",
+    "gpu.suppression": "has {} classes of {} boxes; kernels take {} of {}",
+    "gpu.recurrent-gates": "clips its sums or couples its gates; kernels do not",
+    "gpu.recurrent-gates:layout": "has layout {}; kernels take 0 and 1",
+    "gpu.recurrent-steps": "has {} steps; kernels take {}",
+    "gpu.recurrent-lengths": "has sequences of other lengths than {}",
+    "gpu.recurrent-lengths:computed": "has lengths of sequences that are not constant ({!r})",
+    "gpu.recurrent-activations": "has the activations {}; kernels take {}",
+    "gpu.training": "is in training mode; kernels are for inference",
+    "gpu.einsum:equation": "has the equation {!r} of {} tensors; kernels take 1 or 2, without "
+    "diagonals and '...'",
+    "gpu.einsum:sizes": "has sizes {} and {} of {}",
+    "gpu.einsum:ones": "makes {}, and shape inference of ONNX says {}: expand the operand that has "
+    "the size 1",
+    "gpu.joins": "joins by {!r}; kernels join by {}",
+    "gpu.top-k": "selects {} from {} elements; kernels take {}, and of fixed sizes more where they "
+    "select at most {}",
+    "gpu.unpooled-size": "writes {} by indices in {}; kernels take equal sizes",
+    "gpu.scale-blocks": "has blocks with scales of their own, {!r}, that are not constant",
+    "gpu.quantized-type": "makes {}; kernels make int8, uint8, int16, uint16 and {}",
+    "gpu.float8:saturate": "has saturate=0; kernels make numbers beyond {} its largest",
+    "gpu.float8:zero": "has a zero point of {}, {!r}; kernels take 0",
+    "gpu.float8:computed": "has a scale of {} that is computed, {!r}; kernels take constants",
+    "gpu.float8:scales": "has {} scales of {}; kernels take 1 for an activation",
+    "gpu.float8:scale": "has the scale {}; kernels take positive ones with a finite reciprocal",
+    "gpu.float8:sm": "makes {}, which GPUs from SM {} on compute; this one has SM {}",
+    "gpu.cast": "makes {}; kernels make {}",
+    "gpu.spatial": "has {} spatial dimensions; kernels take 1 to 3",
+    "gpu.unknown-shape": "has the shape {}, which no formula gives; kernels are compiled for known "
+    "sizes, give them with --shape",
+    "gpu.unknown-type": "has no known type",
+    "gpu.elements": "has {} elements; kernels take 1 to {}",
+    "gpu.sized-by-numbers": "makes a tensor whose size depends on the numbers in another; kernels "
+    "are started for sizes known before",
+    "gpu.domain": "is of the domain {!r}; kernels compute operators of ONNX itself",
+    "gpu.element-type": "reads {!r} of type {}; kernels read {}",
+    "gpu.left-out-output": "leaves out output {}; kernels make all before the last",
+    "gpu.left-out-output:part": "has a result without a name",
+    "gpu.attribute": "has the attribute {!r} of type {}; kernels take numbers and texts",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReason:
-    """One reason: what it means, and what to do."""
-
-    id: str
-    pattern: str
-    what: str
-    do: str
+def reason(key: str, *values: object) -> Reason:
+    """Return a sentence with its values."""
+    return Reason(SENTENCES[key].format(*values))
 
 
 _PORTABLE = "Nothing: the node runs portable on the CPU, and the build says what crosses."
 _FOLD = "Make it constant in the model; build with --shape, which often does."
 
 # fmt: off
-GPU_REASONS: tuple[GpuReason, ...] = (
-    GpuReason("gpu.no-kernel", r"has no kernel yet",
-        "No kernel computes this operator, and its ONNX definition does not help.",
+MEANINGS = {
+    "gpu.no-kernel": ("No kernel computes this operator, and its ONNX definition does not help.",
         _PORTABLE + " A plugin adds a kernel (docs/plugins.md)."),
-    GpuReason("gpu.constant", r"kernels are compiled for constant parameters",
-        "The parameter shapes the kernel, which is compiled ahead of time.", _FOLD),
-    GpuReason("gpu.constant-axes", r"has axes that are not constant",
-        "The reduced axes shape the kernel.", _FOLD),
-    GpuReason("gpu.constant-weights", r"has weights that are not constant",
+    "gpu.constant": ("The parameter shapes the kernel, which is compiled ahead of time.", _FOLD),
+    "gpu.constant-axes": ("The reduced axes shape the kernel.", _FOLD),
+    "gpu.constant-weights": (
         "The weights of a recurrent layer or a ConvTranspose are packed when the engine is built.",
         _FOLD),
-    GpuReason("gpu.attention-outputs", r"keeps keys or returns weights",
+    "gpu.attention-outputs": (
         "The kernel returns the result alone, without a cache of keys and values.",
         "Export the model without a key-value cache and without attention weights."),
-    GpuReason("gpu.attention-window", r"has a window; kernels look at all keys",
-        "The kernel has no sliding window.", "Write the window as a mask."),
-    GpuReason("gpu.attention-heads", r"queries of .* for .* values of",
-        "The heads are too deep, or queries do not share values evenly.",
+    "gpu.attention-window": ("The kernel has no sliding window.", "Write the window as a mask."),
+    "gpu.attention-heads": ("The heads are too deep, or queries do not share values evenly.",
         "Choose heads within the limit that the reason names."),
-    GpuReason("gpu.normalization-outputs", r"returns what it normalized by|returns statistics",
-        "The kernel returns the result, not mean and deviation.",
+    "gpu.normalization-outputs": ("The kernel returns the result, not mean and deviation.",
         "Remove the outputs that only training uses."),
-    GpuReason("gpu.indices", r"indices for an element",
-        "The kernel reads so many indices for one element.", _PORTABLE),
-    GpuReason("gpu.grid-sample", r"samples .* dimensions",
-        "The kernel samples images, and volumes by linear and nearest.", _PORTABLE),
-    GpuReason("gpu.roi-align",
-        r"takes the largest sample of a bin|has as many samples as a region is large"
-        r"|leaves coordinate_transformation_mode to its opset",
+    "gpu.indices": ("The kernel reads so many indices for one element.", _PORTABLE),
+    "gpu.grid-sample": ("The kernel samples images, and volumes by linear and nearest.", _PORTABLE),
+    "gpu.resize": ("The attributes and inputs do not say how to resize.",
+        "Export the model again, with attributes that ONNX has and a scale for each dimension."),
+    "gpu.roi-align": (
         "The kernel averages a number of samples that the node states, at corners that it states.",
         "Export RoiAlign with mode avg, a sampling_ratio above 0 and its"
         " coordinate_transformation_mode; others run portable on the CPU."),
-    GpuReason("gpu.suppression", r"classes of .* boxes; kernels take",
+    "gpu.suppression": (
         "One block finds the place of each class in the result, and boxes are compared with each"
         " other.", _PORTABLE),
-    GpuReason("gpu.recurrent-gates",
-        r"clips its sums or couples its gates|has layout \d+; kernels take",
-        "The kernel has the plain gates, and the layouts of ONNX.",
+    "gpu.recurrent-gates": ("The kernel has the plain gates, and the layouts of ONNX.",
         "Export the layer without clip and input_forget, with layout 0 or 1."),
-    GpuReason("gpu.recurrent-steps", r"has \d+ steps; kernels take",
-        "Each step starts kernels of its own, and their number is limited.",
+    "gpu.recurrent-steps": ("Each step starts kernels of its own, and their number is limited.",
         "Feed the sequence in parts, with the state as an input and an output."),
-    GpuReason("gpu.recurrent-lengths",
-        r"has lengths of sequences that are not constant|has sequences of other lengths",
+    "gpu.recurrent-lengths": (
         "All sequences of a batch take the same steps, as many as the input has.",
         "Export the layer without sequence_lens."),
-    GpuReason("gpu.recurrent-activations", r"has the activations",
+    "gpu.recurrent-activations": (
         "The kernel has the activations that the reason names.", "Use those."),
-    GpuReason("gpu.training", r"is in training mode",
-        "The kernel computes inference: it drops nothing and updates no statistics.",
+    "gpu.training": ("The kernel computes inference: it drops nothing and updates no statistics.",
         "Export the model in evaluation mode."),
-    GpuReason("gpu.einsum", r"has the equation|has sizes .* of|shape inference of ONNX says",
-        "The equation is written as one product of matrices.",
+    "gpu.einsum": ("The equation is written as one product of matrices.",
         "Write it in steps of 1 or 2 tensors, without '...' and without an index twice in a "
         "tensor."),
-    GpuReason("gpu.joins", r"joins by .*; kernels join by",
+    "gpu.joins": (
         "Kernels join elements at the same index by atomic instructions, which have no other "
         "reduction.", _PORTABLE),
-    GpuReason("gpu.top-k", r"selects .* from .* elements",
+    "gpu.top-k": (
         "Long rows are selected from in chunks of fixed sizes, which hold what is selected twice.",
         "Build with --shape, which fixes the sizes; select fewer elements, or in parts."),
-    GpuReason("gpu.unpooled-size", r"writes .* by indices in",
+    "gpu.unpooled-size": (
         "The indices count elements of the size that the attributes give, and the result has "
         "another.", "Export MaxUnpool without output_shape, or with the size of the attributes."),
-    GpuReason("gpu.scale-blocks", r"has blocks with scales of their own",
-        "Scales of blocks are laid out when the engine is built.", _FOLD),
-    GpuReason("gpu.quantized-type", r"makes .*; kernels make int8, uint8, int16, uint16 and",
-        "Quantization to this type has no kernel.", "Quantize to INT8."),
-    GpuReason("gpu.float8",
-        r"; kernels take (constants|1 for an activation|positive ones)|has saturate=0"
-        r"|has a zero point of|from SM \d+ on compute",
+    "gpu.scale-blocks": ("Scales of blocks are laid out when the engine is built.", _FOLD),
+    "gpu.quantized-type": ("Quantization to this type has no kernel.", "Quantize to INT8."),
+    "gpu.float8": (
         "The kernel that rounds an activation to FP8 multiplies by one number, known when the"
         " engine is built, and saturates; SM 89 is the first that has FP8.",
         "Quantize activations per tensor, with a positive scale, the zero point 0 and saturation."),
-    GpuReason("gpu.cast", r"makes .*; kernels make ",
-        "No kernel writes this type.", "Cast to one of the types that the reason names."),
-    GpuReason("gpu.spatial", r"spatial dimensions; kernels take 1 to 3",
-        "Kernels convolve and pool over 1 to 3 dimensions.", _PORTABLE),
-    GpuReason("gpu.unknown-shape", r"which no formula gives; kernels are compiled for known sizes",
-        "Kernels are compiled for sizes, or formulas of them, that are known.",
+    "gpu.cast": ("No kernel writes this type.", "Cast to one of the types that the reason names."),
+    "gpu.spatial": ("Kernels convolve and pool over 1 to 3 dimensions.", _PORTABLE),
+    "gpu.unknown-shape": ("Kernels are compiled for sizes, or formulas of them, that are known.",
         "Build with --shape NAME=DIMS, or with --dim NAME=MIN:OPT:MAX."),
-    GpuReason("gpu.unknown-type", r"has no known type",
-        "Kernels are compiled for types that are known.",
+    "gpu.unknown-type": ("Kernels are compiled for types that are known.",
         "Export the model again; ONNX infers the types of its own operators."),
-    GpuReason("gpu.elements", r"elements; kernels take 1 to",
-        "Kernels count elements with 31 bits, and empty tensors are not computed.",
+    "gpu.elements": ("Kernels count elements with 31 bits, and empty tensors are not computed.",
         "Use a smaller size or batch."),
-    GpuReason("gpu.sized-by-numbers", r"size depends on the numbers",
+    "gpu.sized-by-numbers": (
         "The size of the result is known only when it is computed.", _PORTABLE),
-    GpuReason("gpu.domain", r"is of the domain",
-        "Kernels compute operators of ONNX itself, and those of plugins.",
+    "gpu.domain": ("Kernels compute operators of ONNX itself, and those of plugins.",
         _PORTABLE + " A plugin adds an operator (docs/plugins.md)."),
-    GpuReason("gpu.element-type", r"of type .*; kernels read",
+    "gpu.element-type": (
         "No kernel reads this type.", "Cast to one of the types that the reason names."),
-    GpuReason("gpu.left-out-output", r"leaves out output|has a result without a name",
-        "Kernels make all outputs before the last one that is read.",
+    "gpu.left-out-output": ("Kernels make all outputs before the last one that is read.",
         "Name the output in the model, also if nothing reads it."),
-    GpuReason("gpu.attribute", r"has the attribute .* of type",
+    "gpu.attribute": (
         "Kernels take numbers and texts; graphs (If, Loop, Scan) run portable.", _PORTABLE),
-)
+}
+"""By id: what a reason means, and what to do."""
 # fmt: on
 
 
-def gpu_reason(text: str) -> GpuReason | None:
-    """Return the row of a reason in words, None where it is none of these."""
-    return next((row for row in GPU_REASONS if re.search(row.pattern, text)), None)
+def reason_id(text: str) -> str:
+    """Return the id of the reason whose sentence a text holds, "" where it holds none."""
+    keys = (key for key, sentence in SENTENCES.items() if _holds(text, sentence))
+    return next(keys, "").partition(":")[0]
+
+
+def _holds(text: str, sentence: str) -> bool:
+    """Whether a text has what stands around the values of a sentence, in its order."""
+    at = 0
+    for literal, *_ in Formatter().parse(sentence):
+        at = text.find(literal, at)
+        if at < 0:
+            return False
+        at += len(literal)
+    return True

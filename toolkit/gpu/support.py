@@ -14,7 +14,6 @@ What more than the node decides is refused in lowering or compiling, for these r
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -24,16 +23,12 @@ from toolkit.gpu.ir.expressions import is_elementwise
 from toolkit.gpu.ir.network import Operation, SegmentTensors, read_operation, read_tensors
 from toolkit.gpu.operations import OPERATIONS
 from toolkit.gpu.passes.functions import expand_functions
+from toolkit.gpu.reasons import Reason, reason
 from toolkit.gpu.shapes.inference import Trace
 
-Reason: TypeAlias = str
-"""Why no kernel computes a node: a sentence that names the node."""
 
-
-def supports(
-    node: ir.Node, tensors: SegmentTensors, plugged: Collection[str] = ()
-) -> Reason | None:
-    """Return why no kernel computes a node, or None where one may.
+def supports(node: ir.Node, tensors: SegmentTensors, plugged: Collection[str] = ()) -> str | None:
+    """Return why no kernel computes a node, in words that name it, or None where one may.
 
     `plugged`: operators of other domains that plugins compute, such as "my.domain::Op".
     """
@@ -44,30 +39,26 @@ def supports(
     for name in (*op.inputs, *op.outputs):
         if name in tensors.unknown:
             return tensors.unknown[name]
-    row = OPERATIONS.get(op.kind)
-    if row is None and op.kind not in plugged and not is_elementwise(op):
-        return f"node {op.name!r} ({op.kind}) has no kernel yet"
-    unread = _unread(op, tensors) if is_elementwise(op) else None
-    if unread is not None:
-        return (
-            f"node {op.name!r} ({op.kind}) reads {unread[0]!r} of type {unread[1]}; kernels read "
-            f"{', '.join(OPERAND_TYPES)}"
-        )
-    for check in row.checks if row else ():
-        reason = check(op, tensors)
-        if reason is not None:
-            return f"node {op.name!r} ({op.kind}) {reason}"
-    return None
+    refusal = _refusal(op, tensors, plugged)
+    return f"node {op.name!r} ({op.kind}) {refusal}" if refusal else None
 
 
-def _unread(op: Operation, tensors: SegmentTensors) -> tuple[str, str] | None:
-    """Return an operand of a type that kernels do not read, and the type."""
+def _refusal(op: Operation, tensors: SegmentTensors, plugged: Collection[str]) -> Reason | None:
+    checks = OPERATIONS[op.kind].checks if op.kind in OPERATIONS else ()
+    if is_elementwise(op):
+        checks = (_is_read, *checks)
+    elif op.kind not in OPERATIONS and op.kind not in plugged:
+        return reason("gpu.no-kernel")
+    return next(filter(None, (check(op, tensors) for check in checks)), None)
+
+
+def _is_read(op: Operation, tensors: SegmentTensors) -> Reason | None:
     for name in op.inputs:
         constant = tensors.constants.get(name)
         dtype = tensors.dtypes.get(name, "float32") if constant is None else constant.dtype.name
         sizes = constant is not None and dtype == "object"  # of dynamic dimensions: lowering says
         if name and dtype not in OPERAND_TYPES and not sizes:
-            return name, dtype
+            return reason("gpu.element-type", name, dtype, ", ".join(OPERAND_TYPES))
     return None
 
 
@@ -80,8 +71,8 @@ class Supported:
     """
 
     model: ir.Model
-    refused: Mapping[str, Reason]
-    last: Mapping[str, Reason]
+    refused: Mapping[str, str]
+    last: Mapping[str, str]
 
 
 def ask_support(
@@ -97,7 +88,7 @@ def ask_support(
     `dynamic`: sizes are open, which only lowering knows; tensors of unknown shape and what is
     computed from sizes alone are left to it.
     """
-    first: dict[str, Reason] = {}  # what is said of an operator itself, before its definition
+    first: dict[str, str] = {}  # what is said of an operator itself, before its definition
     while True:
         reasons = _refusals(model, plugged, trace, dynamic=dynamic)
         first = {**reasons, **first}
@@ -113,7 +104,7 @@ def _refusals(
     trace: Trace | None,
     *,
     dynamic: bool,
-) -> dict[str, Reason]:
+) -> dict[str, str]:
     tensors = read_tensors(model, trace)
     nodes: Sequence[ir.Node] = tensors.nodes
     if dynamic:
@@ -121,11 +112,11 @@ def _refusals(
         tensors = replace(tensors, unknown={})
     else:
         tensors = replace(tensors, computed=frozenset(tensors.shapes) - _folded(tensors))
-    reasons: dict[str, Reason] = {}
+    reasons: dict[str, str] = {}
     for node in nodes:
-        reason = supports(node, tensors, plugged)
-        if reason is not None:
-            reasons.setdefault(str(node.name), reason)
+        refusal = supports(node, tensors, plugged)
+        if refusal is not None:
+            reasons.setdefault(str(node.name), refusal)
     return reasons
 
 

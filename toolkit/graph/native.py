@@ -165,8 +165,8 @@ class _Child:
         return self.process.stdout.fileno()
 
     def usable(self, limit_bytes: int) -> bool:
-        own = self.owner == os.getpid() and self.limit_bytes == limit_bytes
-        return own and self.process.poll() is None
+        is_same = self.owner == os.getpid() and self.limit_bytes == limit_bytes
+        return is_same and self.process.poll() is None
 
     def end(self) -> None:
         atexit.unregister(self.end)

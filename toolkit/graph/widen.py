@@ -28,7 +28,9 @@ def widen(model: ir.Model, narrow: ir.DataType) -> bool:
         return False
     nodes = list(graph.all_nodes())
     # A state that a Loop only passes on is no node's operand.
-    inner = (value for one in graph.subgraphs() for value in (*one.inputs, *one.outputs))
+    inner = (
+        value for subgraph in graph.subgraphs() for value in (*subgraph.inputs, *subgraph.outputs)
+    )
     operands: set[ir.Value | None] = {*ports, *inner}
     operands |= {value for node in nodes for value in (*node.inputs, *node.outputs)}
     halves = [

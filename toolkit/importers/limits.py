@@ -85,12 +85,12 @@ def _copied(nodes: Iterable[onnx.NodeProto], copied: Mapping[Key, int]) -> int:
 
 def _weight(node: onnx.NodeProto) -> int:
     """Return about how many bytes a copy of a node takes, without the nodes of its branches."""
-    own = node.ByteSize() + OPERAND_BYTES * (len(node.input) + len(node.output))
+    node_bytes = node.ByteSize() + OPERAND_BYTES * (len(node.input) + len(node.output))
     for attribute in node.attribute:
-        own -= attribute.g.ByteSize() + sum(graph.ByteSize() for graph in attribute.graphs)
+        node_bytes -= attribute.g.ByteSize() + sum(graph.ByteSize() for graph in attribute.graphs)
         tensors = attribute.t.ByteSize() + sum(tensor.ByteSize() for tensor in attribute.tensors)
-        own -= tensors - tensors // TENSOR_SHARE
-    return own
+        node_bytes -= tensors - tensors // TENSOR_SHARE
+    return node_bytes
 
 
 def _key(node: onnx.NodeProto) -> Key:

@@ -115,8 +115,8 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
     for node in nodes:
         source, name, *more = (*node.input, "", "")
         rank = ranks.get(source)
-        own = name in slopes and name not in read_elsewhere and not any(more)
-        if rank is None or rank < 2 or not own or slope_ranks.setdefault(name, rank) != rank:
+        is_slope = name in slopes and name not in read_elsewhere and not any(more)
+        if rank is None or rank < 2 or not is_slope or slope_ranks.setdefault(name, rank) != rank:
             raise ImportModelError(
                 f"{path.name} has opset {opset}, and the slopes of its PRelu {source!r} "
                 f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."

@@ -114,18 +114,18 @@ def _at_opset_of(proto: onnx.ModelProto, plugin: Plugin) -> onnx.FunctionProto:
     model_opset = next(o.version for o in proto.opset_import if o.domain in _DEFAULT_DOMAINS)
     function = onnx.FunctionProto()
     function.CopyFrom(plugin.function)
-    own = next((o for o in function.opset_import if o.domain in _DEFAULT_DOMAINS), None)
-    if own is None:
+    opset = next((o for o in function.opset_import if o.domain in _DEFAULT_DOMAINS), None)
+    if opset is None:
         raise PluginError(f"{plugin.title}: its function imports no standard ONNX opset; add one")
     for node in function.node:
-        if node.domain in _DEFAULT_DOMAINS and _since(node, own.version) != _since(
+        if node.domain in _DEFAULT_DOMAINS and _since(node, opset.version) != _since(
             node, model_opset
         ):
             raise PluginError(
-                f"{plugin.title}: {node.op_type} of opset {own.version} is another one in opset "
+                f"{plugin.title}: {node.op_type} of opset {opset.version} is another one in opset "
                 f"{model_opset}, that of the model; write the function for opset {model_opset}"
             )
-    own.version = model_opset
+    opset.version = model_opset
     context = onnx.checker.C.CheckerContext()
     context.ir_version = IR_VERSION
     context.opset_imports = {o.domain: o.version for o in function.opset_import}

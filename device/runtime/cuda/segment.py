@@ -193,7 +193,9 @@ def _mapped(engine: Engine, implementation: Cuda, zero_copy: bool | None) -> fro
         return frozenset()
     # What other segments read and write stays in the GPU's memory, which it caches.
     manifest = engine.manifest
-    inner = {name for one in manifest.segments for name in one.outputs} - {*manifest.outputs}
+    inner = {name for segment in manifest.segments for name in segment.outputs} - {
+        *manifest.outputs
+    }
     places = (*implementation.inputs, *implementation.outputs)
     return frozenset(place.tensor for place in places if place.bytes) - inner
 

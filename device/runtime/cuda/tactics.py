@@ -50,7 +50,11 @@ def tactic_key(
 def kernels_of(engine: Engine) -> Iterator[Cuda]:
     """Yield the kernels of each segment that has any."""
     for segment in engine.manifest.segments:
-        yield from (one for one in segment.implementations if isinstance(one, Cuda))
+        yield from (
+            implementation
+            for implementation in segment.implementations
+            if isinstance(implementation, Cuda)
+        )
 
 
 def choices_of(

@@ -9,7 +9,6 @@ average twice. It is asked for, never chosen: silicon may differ (docs/emulator.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from device.dla_emulator.translate import translate
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment
 from device.errors import SessionError
-from device.install_advice import pip_install
+from device.install_advice import why_missing
 from device.runtime.executors.protocol import (
     Array,
     Arrays,
@@ -53,9 +52,7 @@ class LayerResult:
 
 def why_not() -> str | None:
     """Return why segments cannot be emulated here, or None if they can."""
-    if find_spec("threadpoolctl") is None:
-        return f"threadpoolctl is not installed; {pip_install('host')}"
-    return segment_graph.why_not()
+    return why_missing("threadpoolctl", "host") or segment_graph.why_not()
 
 
 def requested(context: SegmentContext) -> bool:

@@ -7,14 +7,13 @@ openvino and onnx are imported only when a segment is opened.
 import platform
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from device.engine.manifest import Portable
 from device.errors import SessionError, shortened
-from device.install_advice import pip_install
+from device.install_advice import why_missing
 from device.runtime.exact_products import cpu_flags, int8_products_saturate
 from device.runtime.executors import emulated
 from device.runtime.executors.protocol import (
@@ -43,10 +42,7 @@ _FLOAT_PRODUCTS: Mapping[str, object] = {"LP_TRANSFORMS_MODE": "NO"}
 
 def why_not() -> str | None:
     """Return why segments cannot run this way here, or None if they can."""
-    for package in ("openvino", "onnx"):
-        if find_spec(package) is None:
-            return f"{package} is not installed; {pip_install('openvino')}"
-    return None
+    return why_missing("openvino", "openvino") or why_missing("onnx", "openvino")
 
 
 def requested(context: SegmentContext) -> bool:

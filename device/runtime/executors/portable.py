@@ -4,13 +4,12 @@ onnxruntime is imported only when a segment is opened.
 """
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment, TensorInfo
 from device.errors import SessionError, shortened
-from device.install_advice import pip_install
+from device.install_advice import why_missing
 from device.runtime.exact_products import exact_session
 from device.runtime.executors.protocol import (
     Array,
@@ -51,9 +50,7 @@ _FATAL = 4  # onnxruntime's log level for the whole process: its errors are rais
 
 def why_not() -> str | None:
     """Return why segments cannot run this way here, or None if they can."""
-    if find_spec("onnxruntime") is None:
-        return f"onnxruntime is not installed; {pip_install('portable')}"
-    return None
+    return why_missing("onnxruntime", "portable")
 
 
 def load(context: SegmentContext, implementation: Portable) -> Executor:

@@ -148,8 +148,8 @@ class TensorRTExecutor(PlanExecutor):
         """
         plan = self._plans[self._frame % len(self._plans)]
         self._frame += 1
-        own = {name: address for name, (_, _, address) in self._ports.items()}
-        plan.enqueue({**own, **addresses}, stream)
+        port_addresses = {name: address for name, (_, _, address) in self._ports.items()}
+        plan.enqueue({**port_addresses, **addresses}, stream)
 
     def use_dla_core(self, core: int) -> None:
         """Load the plan on this core alone, and release it on the others."""

@@ -207,11 +207,11 @@ def attach_boxes(
 ) -> None:
     """Attach an object-detection entry for each box; `analytics`: the module GstAnalytics."""
     relations = analytics.buffer_add_analytics_relation_meta(buffer)
-    for one in detections:
-        if one.get("box"):
-            x1, y1, x2, y2 = map(round, one["box"])
-            label = GLib.quark_from_string(one["label"])
-            relations.add_od_mtd(label, x1, y1, x2 - x1, y2 - y1, one["score"])
+    for detection in detections:
+        if detection.get("box"):
+            x1, y1, x2, y2 = map(round, detection["box"])
+            label = GLib.quark_from_string(detection["label"])
+            relations.add_od_mtd(label, x1, y1, x2 - x1, y2 - y1, detection["score"])
 
 
 def result_of(buffer: Gst.Buffer) -> dict[str, Any] | None:

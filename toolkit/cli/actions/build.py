@@ -11,7 +11,7 @@ from calibration.table import encode_table
 from device.engine.file import open_engine
 from device.errors import ConfigError
 from device.profile import load_profile
-from toolkit.cli.actions.built import Built
+from toolkit.cli.actions.cached_build import Built
 from toolkit.cli.actions.calibration import range_options
 from toolkit.cli.actions.outputs import need_folders
 from toolkit.cli.actions.planning import plan_options

@@ -84,7 +84,7 @@ def build_all(options: BuildAll) -> None:
         if missing:
             tasks[key] = (msgspec.json.encode(missing).decode(), str(cache_folder()))
     models = {Path(cell.words[0]) for key in tasks for cell in groups[key]}
-    largest = max((one.stat().st_size for one in models if one.is_file()), default=0)
+    largest = max((model.stat().st_size for model in models if model.is_file()), default=0)
     with progress_bar(options.matrix.name) as report, open_workers(options.workers) as workers:
         report("build", len(rows) / len(cells))
         problem = ""

@@ -30,7 +30,6 @@ from toolkit.cache import (
     trim,
     write_entry,
 )
-from toolkit.cli.actions.built import Built
 from toolkit.cli.actions.outputs import need_folders, print_page_path, write_bytes
 from toolkit.cli.command import given
 from toolkit.cli.commands.build import Build
@@ -60,6 +59,14 @@ _VERSIONS = (
     "print(sorted(f'{one.name} {one.version}' for one in all_of()))"
 )
 _WHERE = "engine: \0 ("  # in the place of the engine's path
+
+
+class Built(msgspec.Struct, frozen=True):
+    """What a build says, as text and as JSON, and the table that it has measured."""
+
+    text: str
+    json: str
+    table: bytes | None
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -144,28 +151,49 @@ def names_file(profile: str) -> bool:
 
 def refuse(options: Build) -> None:
     """Refuse options that contradict each other or have no effect. Raises click.UsageError."""
-    _refuse_two_sources(options)
-    _refuse_unused(options)
-    if options.measure_on and (options.kernels.timings or options.dims):
-        raise click.UsageError(
-            "--measure-on times the kernels of fixed sizes; leave out --timing-cache and --dim."
-        )
-    if options.measure_on and options.measured:
-        raise click.UsageError("--measure-on replaces --measured; give one or the other.")
+    ranges, data, precision = options.ranges, options.data, options.precision
+    of_ranges, of_data = _calibration_options(options)
+    of_int8 = [row for row in (*of_ranges, *of_data) if row[0] in _OF_INT8_ALONE]
+    judges = options.int4_weights is not None or precision == "bf16"
+    others = (
+        (options.int4_weights is not None, "--int4-weights measures none", of_ranges),
+        (precision == "fp8", "--precision fp8 takes the largest magnitudes", of_int8),
+        (precision == "bf16", "--precision bf16 has none", (*of_ranges, *of_int8)),
+    )
+    sources = (
+        ("--data", not judges and data),
+        ("--table", ranges.table),
+        ("--dummy-ranges", ranges.dummy_ranges),
+    )
+    rows: list[tuple[object, str]] = [
+        (ranges.table and (data or ranges.save_table),
+         "--table replaces --data and --save-table; give one or the other."),
+        (ranges.dummy_ranges and (data or ranges.table),
+         "--dummy-ranges replaces --data and --table; give one or the other."),
+        *((value and data is None, f"{option} belongs to calibration; give --data with it.")
+          for option, value in (*of_ranges, *of_data)),
+        *((value and chosen,
+           f"{option} is about the ranges of INT8, and {instead}; leave out one of them.")
+          for chosen, instead, refused in others for option, value in refused),
+        *((value and precision not in _WITH_RANGES,
+           f"{option} gives INT8 its ranges; --precision {precision} has no use for it.")
+          for option, value in sources),
+        (options.measure_on and (options.kernels.timings or options.dims),
+         "--measure-on times the kernels of fixed sizes; leave out --timing-cache and --dim."),
+        (options.measure_on and options.measured,
+         "--measure-on replaces --measured; give one or the other."),
+    ]  # fmt: skip
+    for contradicts, text in rows:
+        if contradicts:
+            raise click.UsageError(text)
 
 
-def _refuse_two_sources(options: Build) -> None:
-    """Refuse more than one source of ranges."""
-    ranges = options.ranges
-    if ranges.table and (options.data or ranges.save_table):
-        raise click.UsageError("--table replaces --data and --save-table; give one or the other.")
-    if ranges.dummy_ranges and (options.data or ranges.table):
-        raise click.UsageError("--dummy-ranges replaces --data and --table; give one or the other.")
+_Given = tuple[tuple[str, object], ...]  # options and their values
 
 
-def _refuse_unused(options: Build) -> None:
-    """Refuse options of INT8 that would have no effect."""
-    calibration, table = options.calibration, options.ranges.table
+def _calibration_options(options: Build) -> tuple[_Given, _Given]:
+    """Return the options that are about ranges, and those that are about data."""
+    calibration = options.calibration
     of_ranges = (
         ("--save-table", options.ranges.save_table),
         ("--budget", calibration.budget),
@@ -180,35 +208,10 @@ def _refuse_unused(options: Build) -> None:
         ("--samples", calibration.samples),
         ("--resume", calibration.resume),
         ("--workers", calibration.workers),
-        ("--accept-loss", calibration.accept_loss and not table),
+        ("--accept-loss", calibration.accept_loss and not options.ranges.table),
         ("--strict", calibration.preprocess.strict),
     )
-    if options.data is None:
-        for option, value in (*of_ranges, *of_data):
-            if value:
-                raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
-    others = (
-        (options.int4_weights is not None, "--int4-weights measures none", of_ranges),
-        (options.precision == "fp8", "--precision fp8 takes the largest magnitudes",
-         [row for row in (*of_ranges, *of_data) if row[0] in _OF_INT8_ALONE]),
-        (options.precision == "bf16", "--precision bf16 has none",
-         (*of_ranges, *(row for row in of_data if row[0] in _OF_INT8_ALONE))),
-    )  # fmt: skip
-    for chosen, instead, rows in others:
-        for option, value in rows:
-            if chosen and value:
-                raise click.UsageError(
-                    f"{option} is about the ranges of INT8, and {instead}; leave out one of them."
-                )
-    dummy_ranges = options.ranges.dummy_ranges
-    sources = (("--data", options.data), ("--table", table), ("--dummy-ranges", dummy_ranges))
-    for option, value in sources:
-        judges = options.int4_weights is not None or options.precision == "bf16"
-        if value and options.precision not in _WITH_RANGES and not (judges and option == "--data"):
-            raise click.UsageError(
-                f"{option} gives INT8 its ranges; --precision {options.precision} has no use for "
-                "it."
-            )
+    return of_ranges, of_data
 
 
 def _from_cache(key: str, options: Build) -> Built | None:
@@ -239,16 +242,16 @@ def _moved(text: str, options: Build, *, store: bool) -> str:
 
 def _parts(value: object) -> Iterator[str]:
     """Yield all that options say, and the contents of the files that they name."""
-    for one in fields(value):  # type: ignore[arg-type]
-        item = getattr(value, one.name)
-        if one.name in _NO_PART:
+    for field in fields(value):  # type: ignore[arg-type]
+        item = getattr(value, field.name)
+        if field.name in _NO_PART:
             continue
         if is_dataclass(item):
             yield from _parts(item)
         elif isinstance(item, Path):  # the same in another checkout
-            yield f"{one.name} {item.name} {_content(item)}"
+            yield f"{field.name} {item.name} {_content(item)}"
         else:
-            yield f"{one.name} {item!r}"
+            yield f"{field.name} {item!r}"
 
 
 def _has_external_data(model: Path) -> bool:

@@ -15,8 +15,7 @@ from calibration.trt_cache import (
     write_cache,
 )
 from toolkit.cli.actions.calibration import range_options, workers_of
-from toolkit.cli.actions.model_file import write_model
-from toolkit.cli.actions.outputs import need_folders, refuse_unused, write_bytes
+from toolkit.cli.actions.outputs import need_folders, refuse_unused, write_bytes, write_model
 from toolkit.cli.commands.calibrate import Calibrate
 from toolkit.cli.options.ranges import RangeOutputs
 from toolkit.cli.progress import progress_bar

@@ -66,8 +66,8 @@ def _check_bundle(bundle: Path) -> None:
     info, _ = check_bundle(bundle)
     offsets = member_offsets(info)
     sizes = {entry.name: entry.bytes for entry in info.files}
-    for engine in dict.fromkeys(one.engine for one in info.runs):
-        models = ", ".join(one.name for one in info.runs if one.engine == engine)
+    for engine in dict.fromkeys(run.engine for run in info.runs):
+        models = ", ".join(run.name for run in info.runs if run.engine == engine)
         try:
             uncalibrated = read_manifest(bundle, offsets[engine], sizes[engine]).uncalibrated
         except EngineError:

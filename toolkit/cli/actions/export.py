@@ -17,8 +17,8 @@ def export(options: Options) -> None:
         lines += [f"  no scripts for TensorRT: {model.problem}"] if model.problem else []
         print_result(asdict(model), "\n".join(lines), as_json=options.as_json)
         return
-    own = load_profile(options.profile) if options.profile is not None else None
-    result = export_trtexec(options.engine, options.output, own)
+    profile = load_profile(options.profile) if options.profile is not None else None
+    result = export_trtexec(options.engine, options.output, profile)
     print_result(as_builtins(result), _text(result), as_json=options.as_json)
 
 

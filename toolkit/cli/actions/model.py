@@ -46,14 +46,14 @@ def _builtins(facts: ModelFacts, proposal: Proposal) -> dict[str, Any]:
         "labels": list(proposal.labels),
         "candidates": [
             {
-                "kind": one.kind,
-                "why": one.why,
-                "notes": list(one.notes),
-                "classes": classes_of(facts, one),
-                "preprocess": msgspec.to_builtins(preprocess_of(facts, one)),
-                "decode": msgspec.to_builtins(one.decode),
+                "kind": candidate.kind,
+                "why": candidate.why,
+                "notes": list(candidate.notes),
+                "classes": classes_of(facts, candidate),
+                "preprocess": msgspec.to_builtins(preprocess_of(facts, candidate)),
+                "decode": msgspec.to_builtins(candidate.decode),
             }
-            for one in proposal.candidates
+            for candidate in proposal.candidates
         ],
     }
 

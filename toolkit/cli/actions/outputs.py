@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -11,6 +12,9 @@ from device.errors import ConfigError, TandemError
 from device.files import replace_file
 from toolkit.cli.command import given
 from toolkit.cli.options.ranges import RangeOutputs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 from toolkit.errors import BuildError, NotComparedError
 
 NOT_TIMED = "{cache} is unchanged: no segment runs on a GPU here, so no tactic was timed"
@@ -72,3 +76,10 @@ def status_2() -> Iterator[None]:
         yield
     except TandemError as error:
         raise NotComparedError(str(error)) from error
+
+
+def write_model(path: Path, model: "ir.Model") -> None:
+    """Write an ONNX file atomically. Raises BuildError: it cannot be written."""
+    from onnx_ir import to_proto
+
+    write_bytes(path, to_proto(model).SerializeToString(deterministic=True))

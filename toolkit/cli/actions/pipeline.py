@@ -195,7 +195,7 @@ def _text(options: New) -> tuple[str, list[_ModelText]]:
         tables = [_model_table(name, options.model, first, folder)]
         for files, keys in ((options.beside, ""), (options.on_crops, _on(name))):
             for model_name, file in files.items():
-                follow = options.track and not keys and not any(one.tracked for one in models)
+                follow = options.track and not keys and not any(model.tracked for model in models)
                 models.append(_model_text(file, model_name, folder, prefix, track=follow))
                 tables.append(_model_table(model_name, file, models[-1], folder, keys))
     else:
@@ -291,14 +291,14 @@ def _summary(config: PipelineConfig) -> str:
     if config.service:
         return f"{config.name!r} runs {shlex.join(config.service.command)}"
     if config.kind == "serve":
-        names = [one.name for one in config.models] or [config.name]
+        names = [model.name for model in config.models] or [config.name]
         return f"{config.name!r} serves {', '.join(names)}"
     sources = ", ".join(redact(camera.uri) for camera in config.cameras)
     kinds = [str(sink.__struct_config__.tag) for sink in config.sinks]
     decoders = ", ".join(
-        f"{one.reading.__struct_config__.tag}{f' on {one.on}' if one.on else ''}"
-        for one in config.networks
-        if not one.replaces
+        f"{network.reading.__struct_config__.tag}{f' on {network.on}' if network.on else ''}"
+        for network in config.networks
+        if not network.replaces
     )
     sinks = ", ".join(kinds) or "nobody"
     tracks = ""

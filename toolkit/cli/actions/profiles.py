@@ -84,14 +84,14 @@ def show(options: Show) -> None:
 
 def consequences(profile: Profile, jetpacks: Sequence[JetPack]) -> tuple[str, ...]:
     """Return what a profile's hardware and its JetPacks mean for a build."""
-    own = [jetpack for jetpack in jetpacks if jetpack.version in profile.jetpacks]
+    supported = [jetpack for jetpack in jetpacks if jetpack.version in profile.jetpacks]
     lines = [_processors(profile)]
     if profile.gpu and profile.gpu.int8_tops is None:
         lines.append("The GPU has no INT8 path faster than FP32: build with FP16.")
     if profile.dla and profile.dla.fp16_tflops is None:
         lines.append("The DLA's FP16 rate is not published: give the DLA INT8.")
-    lines += _eras(profile, own)
-    old = [jetpack for jetpack in own if _number(jetpack.python) < (3, 10)]
+    lines += _eras(profile, supported)
+    old = [jetpack for jetpack in supported if _number(jetpack.python) < (3, 10)]
     if old:
         newest = max(_number(jetpack.python)[:2] for jetpack in old)
         lines.append(

@@ -21,8 +21,7 @@ from calibration.trt_cache import (
     write_cache,
 )
 from device.engine.preprocessing import describe
-from toolkit.cli.actions.model_file import write_model
-from toolkit.cli.actions.outputs import refuse_unused, write_bytes
+from toolkit.cli.actions.outputs import refuse_unused, write_bytes, write_model
 from toolkit.cli.commands.ranges import Ranges
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes

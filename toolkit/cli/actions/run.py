@@ -121,8 +121,8 @@ def _run(
         config = change(_adapt(config, options))
         models = open_models(config, files, stack, _opener(options), partial(warn, colour="red"))
         cache = options.kernels.timing_cache
-        reports = [one for each in models.values() for one in each.session.reports]
-        if cache and all(one.implementation != "cuda" for one in reports):
+        reports = [report for each in models.values() for report in each.session.reports]
+        if cache and all(report.implementation != "cuda" for report in reports):
             console.print(Text(NOT_TIMED.format(cache=cache), style="dim"))
         trace = None
         if output.trace is not None:
@@ -137,14 +137,14 @@ def _run(
                 config,
                 models[config.first.name],
                 RunOptions(
-                    emit=_all([one.on_message for one in viewers]),
+                    emit=_all([viewer.on_message for viewer in viewers]),
                     stop=stop,
                     files=OutputFiles(overwrite=output.overwrite),
                     frames=options.model.frames,
                     others=models,
                     reload=reload,
                 ),
-                watch=_all([one.on_result for one in viewers]),
+                watch=_all([viewer.on_result for viewer in viewers]),
             )
     if output.as_json:
         click.echo(msgspec.json.encode(view.summary()))

@@ -30,7 +30,7 @@ from toolkit.html.markup import (
 from toolkit.html.page import page
 
 if TYPE_CHECKING:
-    from toolkit.engine.kept_cost import LayerGain
+    from toolkit.engine.precision_gain import LayerGain
 
 _RATES: Mapping[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "int8": "INT8"}
 _MEASURED_ERROR = (

@@ -120,7 +120,7 @@ def operation_rows(engine: Engine, times: Sequence[Layer] = ()) -> tuple[Operati
                 used = {precisions[node] for node in op.nodes if node in precisions}
                 narrow: Precision = next((name for name in _NARROW_FIRST if name in used), "fp32")
                 later = any(set(op.nodes) <= set(one.nodes) for one in cuda.works[at + 1 :])
-                kernels = tuple(cuda.kernels[one.kernel].function for one in launches)
+                kernels = tuple(cuda.kernels[launch.kernel].function for launch in launches)
                 work = _work(
                     () if later else op.nodes,
                     tensors,
@@ -191,12 +191,12 @@ def _work(
 ) -> Work:
     """Return the operations and bytes of a group of nodes, and the time that they need at least."""
     group = [tensors.views[name] for name in nodes if name in tensors.views]
-    own = {tensor.name for view in group for tensor in view.outputs}
+    computed = {tensor.name for view in group for tensor in view.outputs}
     moved: dict[str, int] = {}
     for view in group:
         for tensor in view.inputs:
             source = "" if tensor is None else tensors.source(tensor.name)
-            if tensor is not None and source not in own:
+            if tensor is not None and source not in computed:
                 halves = int4 and view.op in PRODUCTS and tensor is view.inputs[1]
                 size = (tensor.elements or 0) // 2 if halves else tensor_bytes(tensor, precision)
                 moved[source] = size or 0

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from device.engine.manifest import Precision
-from toolkit.dla.rules.rule import YES, AtMost, Fact, OneOf, Rule
-from toolkit.dla.rules.sources import FAQ, GUIDE_RUNTIME, HEADER
+from toolkit.dla.rules.rule import FAQ, GUIDE_RUNTIME, HEADER, YES, AtMost, Fact, OneOf, Rule
 from toolkit.graph.node_view import NodeView
 
 Side = Literal["input", "output"]

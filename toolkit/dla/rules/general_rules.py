@@ -5,15 +5,6 @@ from toolkit.dla.rules import ops as o
 from toolkit.dla.rules.rule import (
     ALL_PRECISIONS,
     FLOOR,
-    NEVER,
-    NEWEST,
-    YES,
-    AtMost,
-    OneOf,
-    Rule,
-    Within,
-)
-from toolkit.dla.rules.sources import (
     FP16,
     GUIDE,
     GUIDE_85,
@@ -21,8 +12,15 @@ from toolkit.dla.rules.sources import (
     HEADER_85,
     JETPACKS,
     MATRIX,
+    NEVER,
+    NEWEST,
     V1,
     V2,
+    YES,
+    AtMost,
+    OneOf,
+    Rule,
+    Within,
 )
 from toolkit.graph.node_view import NodeView
 

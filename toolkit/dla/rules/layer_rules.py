@@ -5,16 +5,6 @@ from toolkit.dla.rules import layer_checks as layer
 from toolkit.dla.rules import ops as o
 from toolkit.dla.rules.rule import (
     FLOOR,
-    NEVER,
-    YES,
-    AtMost,
-    NotSquare,
-    OneOf,
-    Rule,
-    Within,
-    WithinOrLong,
-)
-from toolkit.dla.rules.sources import (
     FP16,
     GUIDE,
     GUIDE_85,
@@ -22,9 +12,17 @@ from toolkit.dla.rules.sources import (
     HEADER_85,
     INT8,
     MATRIX,
+    NEVER,
     ONNX_TABLE,
     V1,
     V2,
+    YES,
+    AtMost,
+    NotSquare,
+    OneOf,
+    Rule,
+    Within,
+    WithinOrLong,
 )
 from toolkit.graph.node_view import NodeView
 

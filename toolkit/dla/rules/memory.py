@@ -11,6 +11,8 @@ from device.engine.manifest import Precision
 from toolkit.dla.rules import ops as o
 from toolkit.dla.rules.rule import (
     FLOOR,
+    GUIDE,
+    HEADER,
     NEWEST,
     AtMost,
     Fact,
@@ -18,7 +20,6 @@ from toolkit.dla.rules.rule import (
     OneOf,
     Rule,
 )
-from toolkit.dla.rules.sources import GUIDE, HEADER
 from toolkit.graph.node_view import NodeView, TensorView
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

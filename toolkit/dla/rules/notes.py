@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from device.engine.manifest import Precision
 from toolkit.dla.rules import ops as o
-from toolkit.dla.rules.rule import Certainty, Generation, Situation
-from toolkit.dla.rules.sources import (
+from toolkit.dla.rules.rule import (
     FAQ,
     FP16,
     GUIDE,
@@ -15,6 +14,9 @@ from toolkit.dla.rules.sources import (
     MATRIX,
     V1,
     V2,
+    Certainty,
+    Generation,
+    Situation,
 )
 
 

@@ -115,10 +115,10 @@ def shared_scale_cost_db(exact: Array, shared: float) -> float:
 
     0 where the shared scale is no coarser.
     """
-    own = float(np.max(np.abs(exact), initial=0.0)) / 127
-    if own == 0.0 or own >= shared:
+    step = float(np.max(np.abs(exact), initial=0.0)) / 127
+    if step == 0.0 or step >= shared:
         return 0.0
-    apart, together = _noise(exact, own), _noise(exact, shared)
+    apart, together = _noise(exact, step), _noise(exact, shared)
     if together <= apart:
         return 0.0
     return sqnr_db(together, apart)

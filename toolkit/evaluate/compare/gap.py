@@ -109,8 +109,8 @@ class GapTally:
 
     def add(self, feeds: Mapping[str, Array], exact: Arrays, graph: Arrays, dla: Arrays) -> Arrays:
         """Count a sample; `graph`, `dla`: the engine's outputs. Returns the tensors of the GPU."""
-        own = self.infer(feeds, "gpu")
-        shared = self.infer(feeds, "shared") if self.has_own_ranges else own
+        gpu_outputs = self.infer(feeds, "gpu")
+        shared = self.infer(feeds, "shared") if self.has_own_ranges else gpu_outputs
         clipped = self._outputs_of(feeds, self._gpu.scales)
         alone: dict[str, Arrays] = {}
         for tensor, scale in self._gpu.scales.items():
@@ -120,7 +120,7 @@ class GapTally:
                 alone[tensor] = self._outputs_of(feeds, (tensor,))
         parts = [part for part in self._parts if part.output in exact]
         expected = split_outputs(parts, exact)
-        real = [split_outputs(parts, run) for run in (own, shared, clipped, graph, dla)]
+        real = [split_outputs(parts, run) for run in (gpu_outputs, shared, clipped, graph, dla)]
         of_tensor = {tensor: split_outputs(parts, run) for tensor, run in alone.items()}
         for name, values in expected.items():
             if all(run[name].shape == values.shape for run in real):
@@ -129,7 +129,7 @@ class GapTally:
                     [run[name] for run in real],
                     {tensor: run[name] for tensor, run in of_tensor.items()},
                 )
-        return own
+        return gpu_outputs
 
     def _outputs_of(self, feeds: Mapping[str, Array], clipped: Collection[str]) -> Arrays:
         """Return the outputs alone: all tensors of every run together may be gigabytes."""
@@ -197,5 +197,5 @@ def _energy(computed: Array, exact: Array) -> float:
 
 
 def _costliest(tensors: Iterable[ClippedTensor]) -> tuple[ClippedTensor, ...]:
-    named = [one for one in tensors if one.lost_db >= LEAST_LOST]
+    named = [tensor for tensor in tensors if tensor.lost_db >= LEAST_LOST]
     return tuple(sorted(named, key=lambda one: -one.lost_db))

@@ -101,8 +101,8 @@ def _figure(value: float, unit: str) -> str:
 def _clipped(tensors: Sequence[ClippedTensor]) -> str:
     """Name the costliest tensors; none where only several together cost anything."""
     named = [
-        f"{one.tensor} (range {one.amax:.3g}, values up to {one.largest:.3g})"
-        for one in tensors[:NAMED_TENSORS]
+        f"{tensor.tensor} (range {tensor.amax:.3g}, values up to {tensor.largest:.3g})"
+        for tensor in tensors[:NAMED_TENSORS]
     ]
     more = [f"{len(tensors) - len(named)} more"] if len(tensors) > len(named) else []
     return f": {', '.join([*named, *more])}" if named else ""

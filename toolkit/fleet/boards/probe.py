@@ -125,8 +125,8 @@ print(json.dumps({
 
 def probe_script() -> str:
     """Return what a board's Python is asked, with all that it needs for the answer."""
-    own = Path(numpy_bound.__file__).read_text().partition('if __name__ == "__main__"')[0]
-    return f"{own}\nPACKAGES = {SYSTEM_PACKAGES!r}\n{SCRIPT}"
+    source_text = Path(numpy_bound.__file__).read_text().partition('if __name__ == "__main__"')[0]
+    return f"{source_text}\nPACKAGES = {SYSTEM_PACKAGES!r}\n{SCRIPT}"
 
 
 def probe_board(shell: Shell) -> Probe:

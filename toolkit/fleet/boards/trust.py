@@ -57,8 +57,8 @@ def write_trust(setup: Setup) -> str:
     paths = sorted((fleet / "trust").iterdir())
     script = f"mkdir -p -m 755 {ETC}/trust && tar -x --no-same-owner -C {ETC}/trust"
     setup.shell.must(script, packed(paths), root=True, what=f"write {ETC}/trust")
-    own = f"chown -R root:{setup.options.user} {ETC}/trust && chmod -R u=rwX,g=rX,o= {ETC}/trust"
-    setup.shell.must(own, root=True, what=f"protect {ETC}/trust")
+    chown = f"chown -R root:{setup.options.user} {ETC}/trust && chmod -R u=rwX,g=rX,o= {ETC}/trust"
+    setup.shell.must(chown, root=True, what=f"protect {ETC}/trust")
     ca = fleet / "trust" / "ca.crt"
     if ca.exists():
         setup.write(CA, ca.read_bytes(), mode="644")
@@ -107,8 +107,8 @@ def enrol_board(setup: Setup) -> str:
     expect(authority, (device,))
     issued = enrol(authority, device, request)
     shell.must(f"{command} --accept", issued.pem, root=True, what="store the certificate")
-    own = f"chown root:{setup.options.user} {ETC}/device.key {CERTIFICATE}"
-    script = f"{own} && chmod 640 {ETC}/device.key && chmod 644 {CERTIFICATE}"
+    chown = f"chown root:{setup.options.user} {ETC}/device.key {CERTIFICATE}"
+    script = f"{chown} && chmod 640 {ETC}/device.key && chmod 644 {CERTIFICATE}"
     shell.must(script, root=True, what="protect the key")
     setup.cache[CERTIFICATE] = issued.pem
     return f"{device} until {issued.not_after:%Y-%m-%d}; its key was made there and stays there"

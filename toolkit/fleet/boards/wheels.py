@@ -244,7 +244,12 @@ def _why(errors: str, lacking: str) -> str:
 def _packed_again(folder: Path) -> Path:
     """Return the wheel that was installed, made again of its files; each must be as it came."""
     installed = next(
-        (one for one in metadata.distributions(path=[str(ROOT)]) if one.name == "tandem-edge"), None
+        (
+            distribution
+            for distribution in metadata.distributions(path=[str(ROOT)])
+            if distribution.name == "tandem-edge"
+        ),
+        None,
     )
     files = None if installed is None else installed.files
     if installed is None or not files:
@@ -269,8 +274,8 @@ def _packed_again(folder: Path) -> Path:
             archive.writestr(zipfile.ZipInfo(file.as_posix()), data, zipfile.ZIP_DEFLATED)
             record.append(f"{file.as_posix()},{file.hash.mode}={file.hash.value},{len(data)}")
         name = next(row.split(",")[0] for row in record if ".dist-info/METADATA" in row)
-        own = name.replace("METADATA", "RECORD")
-        archive.writestr(zipfile.ZipInfo(own), "\n".join((*record, f"{own},,", "")))
+        record_name = name.replace("METADATA", "RECORD")
+        archive.writestr(zipfile.ZipInfo(record_name), "\n".join((*record, f"{record_name},,", "")))
     return wheel
 
 

@@ -24,14 +24,14 @@ def pack_agent(
     no board can take all of them.
     """
     wheels = sorted(folder.glob("*.whl"))
-    own = [path for path in wheels if path.name.startswith(OWN_WHEEL)]
-    if len(own) != 1:
+    agent_wheels = [path for path in wheels if path.name.startswith(OWN_WHEEL)]
+    if len(agent_wheels) != 1:
         raise BundleError(
-            f"{folder} has {len(own)} wheels of tandem-edge, expected 1: `pip download tandem-edge`"
-            " for the board's Python and platform gathers a set"
+            f"{folder} has {len(agent_wheels)} wheels of tandem-edge, expected 1: `pip download "
+            "tandem-edge` for the board's Python and platform gathers a set"
         )
     payload = payload_of([path.name for path in wheels], min_l4t=min_l4t, below_l4t=below_l4t)
-    version = version or str(_tags(own[0].name)[0])
+    version = version or str(_tags(agent_wheels[0].name)[0])
     return write_agent_bundle(output, wheels=wheels, version=version, payload=payload)
 
 

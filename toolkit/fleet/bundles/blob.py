@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from device.errors import BundleError, TandemError
-from device.files import replace_file
+from device.files import write_file
 from device.protocol.documents import MAX_CHUNKS_A_REQUEST, BlobGet, BlobSpec
 from device.update.byte_source import FileBytes
 from device.update.chunk_table import encode_index
@@ -82,9 +82,7 @@ def write_index(bundle: Path) -> Path:
     blob = Blob(bundle)
     path = bundle.with_name(f"{bundle.name}{INDEX_SUFFIX}")
     try:
-        replace_file(path, blob.index)
-    except OSError as error:
-        raise BundleError(f"cannot write {path}: {error.strerror}") from error
+        write_file(path, blob.index, 0o666, BundleError)
     finally:
         blob.close()
     return path

@@ -287,7 +287,7 @@ def table(farm: Farm, state: State) -> Table:
             rows[key] = Row(middle, times[0], times[-1], measurers)
             if len(times) > 1:  # of n values the median lies nearer to them than the true time
                 wide = math.sqrt(len(times) / (len(times) - 1))
-                logs += [wide * math.log(one / middle) for one in times]
+                logs += [wide * math.log(time / middle) for time in times]
     sigma = math.sqrt(statistics.fmean(log * log for log in logs)) if logs else math.inf
     error = math.expm1(max(SURE * sigma, *map(abs, logs), 0.0))
     out = {name: board.out for name, board in state.boards.items() if board.out}

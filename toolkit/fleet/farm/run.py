@@ -37,10 +37,10 @@ from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.rollout.targets import Target, fulfils, parse_requirements
 from toolkit.fleet.server.chunks import ChunkServer
 from toolkit.fleet.server.commands import CONNECT_S, FINAL, make_command, payload_of
-from toolkit.fleet.store.board_leases import lease_board, release_board
 from toolkit.fleet.store.database import Database
 from toolkit.fleet.store.device_queries import load_targets
 from toolkit.fleet.store.devices import load_ear
+from toolkit.fleet.store.lease import lease_board, release_board
 
 OPERATION = "job"
 LABEL = "label.farm=yes"
@@ -70,7 +70,11 @@ def boards_for(database: Database, requires: str) -> tuple[Target, ...]:
     Raises TandemError: there is none, or the requirements are none.
     """
     requirements = parse_requirements(",".join(filter(None, (LABEL, requires))))
-    fit = [one for one in load_targets(database, load_ear(database)) if fulfils(one, requirements)]
+    fit = [
+        target
+        for target in load_targets(database, load_ear(database))
+        if fulfils(target, requirements)
+    ]
     boards = tuple(one for one in fit if one.online)
     if not boards:
         away = f"{len(fit)} that fulfil it are not online" if fit else "none fulfils it"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 import msgspec
 
@@ -26,7 +27,6 @@ from toolkit.fleet.rollout.reports import event_of, request_of
 from toolkit.fleet.rollout.routing import may_join, owners, taken_over
 from toolkit.fleet.rollout.targets import unfit
 from toolkit.fleet.server.device_cache import MAX_ROWS, DeviceCache
-from toolkit.fleet.server.shares import owner_of
 from toolkit.fleet.store import lease, log, rollouts
 from toolkit.fleet.store.changes import touch
 from toolkit.fleet.store.database import Database
@@ -381,18 +381,18 @@ class Control:
             is_open = state.status in ("running", "scheduled")
             if not (state.waits and is_open and at_s >= self._specs[number].start_s):
                 continue
-            own = {name: row for name, row in state.devices.items() if row.phase == "pending"}
+            pending = {name: row for name, row in state.devices.items() if row.phase == "pending"}
             runs = {name: sha256 if sha256 in self._releases else "" for name, sha256 in
                 self._database.rows("SELECT id, running FROM devices")}  # fmt: skip
             runs |= {name: self._previous(row) for name, row in changed.items()}
             changed_runs = {
                 name: runs[name]
-                for name, row in own.items()
+                for name, row in pending.items()
                 if name in runs and runs[name] != row.previous
             }
             if changed_runs and self._specs[number].agent is None:  # an agent knows the one before
                 self._note(this, number, [v.Begun(at_s=at_s, previous=changed_runs)])
-            self._take_over(this, number, own, at_s)
+            self._take_over(this, number, pending, at_s)
 
     def _tick(self, this: _Round, at_s: float) -> None:
         """Let time pass; ticks that change nothing are not noted."""
@@ -525,3 +525,13 @@ def _is_open(state: v.RolloutState) -> bool:
 def _sent_text(row: DesiredRow) -> str:
     values = {"device": row.device, "counter": row.counter, "sha256": row.sha256, "undo": row.undo}
     return msgspec.json.encode(values).decode()
+
+
+def owner_of(servers: Sequence[str], device: str) -> str:
+    """Return the server that has a device, by rendezvous hashing over those that live.
+
+    When a server comes or goes, the devices that it gets or had change hands, and no others.
+    """
+    if len(servers) == 1:
+        return servers[0]
+    return max(servers, key=lambda server: blake2b(f"{server}/{device}".encode()).digest())

@@ -87,38 +87,24 @@ class ServerFigures:
         return Figures(families, (self._meters.delay, self._meters.store))
 
 
-class MetricsListener:
+class MetricsListener(MetricsServer):
     """Answers GET /metrics while a server runs."""
 
     def __init__(self, read: Callable[[], Figures], address: tuple[str, int]) -> None:
         """Listen; RolloutError: not possible there."""
         try:
-            self._server = MetricsServer(address, lambda: render(read()))
+            super().__init__(address, lambda: render(read()))
         except OSError as error:
             host, port = address
             raise RolloutError(
                 f"cannot listen for metrics on {host}:{port} ({error.strerror}): give another "
                 "address to --metrics"
             ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
-        )
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._server.server_address[1])
 
     def start(self) -> None:
         """Begin to answer."""
-        LOG.info("metrics at http://%s:%d/metrics", self._server.server_address[0], self.port)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        LOG.info("metrics at http://%s:%d/metrics", self.server_address[0], self.port)
+        super().start()
 
 
 def build_family() -> Family:

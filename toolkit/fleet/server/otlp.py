@@ -100,7 +100,7 @@ def metrics_data(figures: Figures, resource: "Resource", begun_ns: int) -> "expo
 
     now_ns = time.time_ns()
     metrics = [_family(family, begun_ns, now_ns) for family in figures.families if family[3]]
-    metrics += [_histogram(one, begun_ns, now_ns) for one in figures.histograms]
+    metrics += [_histogram(histogram, begun_ns, now_ns) for histogram in figures.histograms]
     scope = InstrumentationScope("tandem.fleet", version("tandem-edge"))
     scoped = export.ScopeMetrics(scope, metrics, "")
     return export.MetricsData([export.ResourceMetrics(resource, [scoped], "")])

@@ -1,5 +1,6 @@
 """A rollout as people and programs ask for it: texts, which become the checked values of a spec."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,6 @@ from toolkit.fleet.bundles.release import release_of
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.gates import AGREEMENT_GATES, Gate, parse_gates
 from toolkit.fleet.rollout.groups import parse_groups, queries_in
-from toolkit.fleet.rollout.limits import parse_limit, parse_share
 from toolkit.fleet.rollout.policy import with_gates, with_window
 from toolkit.fleet.rollout.rates import default_rate, parse_rate
 from toolkit.fleet.rollout.targets import parse_requirements
@@ -25,6 +25,7 @@ from toolkit.fleet.store.database import Database
 
 Bytes = Annotated[int, Meta(ge=1024)]
 Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
+_PERCENT = re.compile(r"(\d+(\.\d+)?)\s*%\Z")
 
 
 class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,3 +107,23 @@ def _check_agent(request: RolloutRequest, gates: Sequence[Gate]) -> None:
         raise RolloutError(
             f"leave {words[0]} out for a release of the agent: it is about the trial of a pipeline"
         )
+
+
+def parse_share(text: str) -> float:
+    """Return a share from 0 to 1 for a text from 0% to 100%."""
+    match = _PERCENT.match(text.strip())
+    if match is None or float(match[1]) > 100.0:
+        raise RolloutError(f"{text!r} is no share: write 0% to 100%, for example 90%")
+    return float(match[1]) / 100.0
+
+
+def parse_limit(text: str) -> v.Limit:
+    """Return the limit in a text: N% of each group, or N devices of the rollout."""
+    if text.strip().isascii() and text.strip().isdigit():
+        return v.Limit(count=int(text))
+    try:
+        return v.Limit(percent=100.0 * parse_share(text))
+    except RolloutError as error:
+        raise RolloutError(
+            f"{text!r} is no limit of failures: write 10% of each group, or 3 devices in all"
+        ) from error

@@ -57,8 +57,8 @@ class DeviceRow:
     @property
     def all_labels(self) -> Mapping[str, str]:
         """The device's own labels, and above them the operator's."""
-        own = {} if self.reported is None else self.reported.facts.labels
-        return {**own, **self.labels}
+        reported_labels = {} if self.reported is None else self.reported.facts.labels
+        return {**reported_labels, **self.labels}
 
     def target(self, ear: ListeningPeriod) -> Target | None:
         """Return the device as a rollout sees it, None before its first report."""

@@ -2,21 +2,25 @@
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from device.control.upload_request import REPOSITORY, BoardFacts
 from device.errors import TandemError
+from device.files import sha256_of
 from device.protocol.control import Answer
 from device.protocol.documents import Measured, Phase, Reported, Update
 from device.smp.cbor import Scalar
 from device.smp.inbox import Statement
 from device.smp.intake import ChunkList
 from device.smp.message import READ, WRITE
-from toolkit.fleet.transports.bases import difference_encoder
+from toolkit.fleet.bundles.blob import Blob
+from toolkit.fleet.bundles.delta import DeltaEncoder
+from toolkit.fleet.bundles.library import Library
 from toolkit.fleet.transports.delivery import Delivery
 from toolkit.fleet.transports.flash_board import RESUMES, Patience, await_result, send_patiently
 from toolkit.fleet.transports.smp_client import IMAGE, TANDEM, SmpClient, SmpRefusedError
@@ -38,6 +42,7 @@ LOOK_S = 0.3
 COMMIT_S = 5.0  # a commit is on the disk by then, unless that is full
 PLAN_S = 300.0  # the board hashes its slots meanwhile
 _SHA256_BYTES = 32
+MAX_BESIDE = 32  # bundles beside the one that is flashed: each is hashed
 
 
 class SmpBoard:
@@ -312,3 +317,33 @@ def _digests(value: Scalar) -> tuple[str, ...]:
     data = value if isinstance(value, bytes) else b""
     places = range(0, len(data), _SHA256_BYTES)
     return tuple(data[at : at + _SHA256_BYTES].hex() for at in places)
+
+
+def difference_encoder(
+    blob: Blob, bases: Sequence[str], fleet: Path | None
+) -> tuple[DeltaEncoder, Blob] | None:
+    """Return what encodes chunks of a bundle against the first base that is on this host.
+
+    `bases`: SHA-256 of releases on the board. Looked for in the fleet's repository, and beside the
+    bundle. The base is to be closed. Raises OSError.
+    """
+    for number, sha256 in enumerate(bases):
+        if sha256 == blob.spec.sha256:
+            continue
+        base = _published(sha256, fleet) or _beside(blob.path, sha256)
+        if base is not None:
+            return DeltaEncoder(blob.file, base.file, number), base
+    return None
+
+
+def _published(sha256: str, fleet: Path | None) -> Blob | None:
+    return None if fleet is None else Library(fleet / "repository").blob(sha256)
+
+
+def _beside(bundle: Path, sha256: str) -> Blob | None:
+    paths = [path for path in sorted(bundle.parent.glob(f"*{bundle.suffix}")) if path != bundle]
+    for path in paths[:MAX_BESIDE]:
+        with suppress(OSError):  # not ours to read, or gone: it is no base
+            if path.is_file() and sha256_of(path) == sha256:
+                return Blob(path)
+    return None

@@ -32,7 +32,7 @@ from tuf.api.metadata import (
 from tuf.api.serialization.json import JSONSerializer
 
 from device.errors import TrustError
-from device.files import locked, make_folder, replace_file, replacing
+from device.files import locked, make_folder, replacing, write_file
 from device.protocol.documents import encode
 from device.protocol.signed import sign_text
 from device.trust.director import DIRECTOR, DIRECTOR_FORMAT, DirectorDocument
@@ -94,7 +94,7 @@ class FleetRepository:
         )
         director = self._director()
         return (
-            *(Expiry(one.type, one.version, one.expires) for one in roles),
+            *(Expiry(role.type, role.version, role.expires) for role in roles),
             Expiry("director", director.version, director.expires),
         )
 
@@ -332,7 +332,7 @@ def make_repository(fleet: Path, *, root_keys: int = 1, threshold: int = 1) -> F
         expires=_expiry("root"),
         keys={one.public_key.keyid: one.public_key for one in [*root_signers, *signers.values()]},
         roles={
-            "root": Role([one.public_key.keyid for one in root_signers], threshold),
+            "root": Role([root_signer.public_key.keyid for root_signer in root_signers], threshold),
             **{role: Role([signers[role].public_key.keyid], 1) for role in ROLES},
         },
     )
@@ -403,7 +403,4 @@ def _is_due(signed: Snapshot | Timestamp) -> bool:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        raise TrustError(f"cannot write {path}: {error.strerror}") from error
+    write_file(path, data, 0o666, TrustError)

@@ -81,8 +81,8 @@ def check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "same-origin")
     host = request.headers.get("host", "")
-    own = {f"https://{host}", f"{request.url.scheme}://{host}"}  # a proxy may end TLS
-    if site not in ("same-origin", "none") or origin not in (None, *own):
+    origins = {f"https://{host}", f"{request.url.scheme}://{host}"}  # a proxy may end TLS
+    if site not in ("same-origin", "none") or origin not in (None, *origins):
         raise RefusedError(403, f"the form comes from {origin or site}, not from this site")
 
 

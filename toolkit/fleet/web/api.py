@@ -35,7 +35,7 @@ from toolkit.fleet.store.device_queries import FleetCounts, fleet_counts
 from toolkit.fleet.store.devices import load_device, load_ear
 from toolkit.fleet.trust.publish import find_stored, list_stored
 from toolkit.fleet.web.access import RefusedError
-from toolkit.fleet.web.orders import Planned, order_rollout, start_planned, who
+from toolkit.fleet.web.forms import Planned, order_rollout, start_planned, who
 from toolkit.fleet.web.pages.devices import filter_of
 from toolkit.fleet.web.pages.rollouts import find_spec
 from toolkit.fleet.web.visit import Visit
@@ -265,10 +265,10 @@ def _start(database: Database, call: Call) -> StartedRollout:
 def _bundles(_database: Database, call: Call) -> list[BundleRow]:
     return [
         BundleRow(
-            name=one.name, version=one.version, profile=one.profile, sha256=one.sha256,
-            bytes=one.bytes,
+            name=bundle.name, version=bundle.version, profile=bundle.profile, sha256=bundle.sha256,
+            bytes=bundle.bytes,
         )
-        for one in list_stored(call.fleet.folder).bundles
+        for bundle in list_stored(call.fleet.folder).bundles
     ]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ from toolkit.fleet.web.access import (
     find_session,
     find_token,
 )
-from toolkit.fleet.web.commands import WAIT_S, run_command
+from toolkit.fleet.web.forms import COMMAND_WAIT_S, FORMS, Form, run_command
 from toolkit.fleet.web.frame import (
     Frame,
     draw_page,
@@ -58,7 +58,6 @@ from toolkit.fleet.web.frame import (
 )
 from toolkit.fleet.web.live import Live, events_after, read_place
 from toolkit.fleet.web.meters import Meters, MetersMiddleware
-from toolkit.fleet.web.orders import FORMS, Form
 from toolkit.fleet.web.pages import PAGES, Page
 from toolkit.fleet.web.pages.answer import command_of, draw_answer
 from toolkit.fleet.web.store_threads import StoreThreads
@@ -256,7 +255,7 @@ class Site:
             raise RefusedError(409, str(error)) from error
         path = f"/devices/{part(command.device)}"
         frame = Frame(self._fleet.file.name, path, await self._live.mark(), session)
-        return HTMLResponse(draw_page(draw_answer(command, state, WAIT_S), frame))
+        return HTMLResponse(draw_page(draw_answer(command, state, COMMAND_WAIT_S), frame))
 
     async def _sent(self, request: Request, role: Role) -> tuple[Session, dict[str, str]]:
         """Return who sent a form, and its fields with those of the path. Raises RefusedError."""

@@ -25,7 +25,7 @@ class BoundedConnection(H11Protocol):
         """Called with a new connection."""
         super().connection_made(transport)
         host = self.client[0] if self.client else "localhost"
-        clients = (getattr(one, "client", None) for one in self.connections)
+        clients = (getattr(connection, "client", None) for connection in self.connections)
         same = sum(client is not None and client[0] == host for client in clients)
         if same > MAX_OF_ADDRESS and not is_loopback(host):
             transport.abort()

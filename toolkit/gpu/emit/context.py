@@ -67,8 +67,8 @@ class LoweringContext:
 
     def storage_dtype(self, dtype: str, name: str = "") -> str:
         """Return the type in which kernels exchange the tensor `name` of the ONNX type `dtype`."""
-        own = name in self.exact or name in self.wide
-        return self.dtype if is_float(dtype) and not own else dtype
+        keeps_type = name in self.exact or name in self.wide
+        return self.dtype if is_float(dtype) and not keeps_type else dtype
 
     def float_type(self, *names: str) -> str:
         """Return the type in which a kernel reads these tensors as floats: the widest of theirs."""

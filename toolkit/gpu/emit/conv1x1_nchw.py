@@ -11,7 +11,7 @@ from toolkit.gpu.ir.view import View
 from toolkit.gpu.ir.windows import read_window
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import gemm_tiles
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 
 
 def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:

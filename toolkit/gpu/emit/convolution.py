@@ -25,7 +25,7 @@ from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.ir.windows import read_window
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 from toolkit.graph.window import Window
 
 _JOINED_BYTES = 64  # of the channels of a block of narrow groups
@@ -107,10 +107,10 @@ def _joined_groups(conv: Conv2d, gpu: GpuTarget) -> Conv2d:
     square = filters == conv.left.groups * channels and width % channels == 0
     if not (gpu.has_matrix_units and square and channels < width < 2 * filters):
         return conv
-    own = np.arange(filters) % width // channels * channels
+    first_channel = np.arange(filters) % width // channels * channels
     joined = np.zeros((filters, width, *conv.weights.shape[2:]), conv.weights.dtype)
     for channel in range(channels):
-        joined[np.arange(filters), own + channel] = conv.weights[:, channel]
+        joined[np.arange(filters), first_channel + channel] = conv.weights[:, channel]
     left = replace(conv.left, channels=width, groups=1, diagonal=True)
     return replace(conv, left=left, weights=joined)
 

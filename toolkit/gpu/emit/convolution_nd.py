@@ -147,7 +147,9 @@ def _phases(weights: Array, groups: int, strides: Three, pads: Three) -> Array:
     grouped = padded.reshape(groups, channels // groups, filters, *padded.shape[2:])
     parts = []
     for phase in np.ndindex(*strides):
-        first = [(own + pad) % step for own, pad, step in zip(phase, pads, strides, strict=True)]
+        first = [
+            (offset + pad) % step for offset, pad, step in zip(phase, pads, strides, strict=True)
+        ]
         d, h, w = (slice(at, None, step) for at, step in zip(first, strides, strict=True))
         parts.append(grouped[:, :, :, d, h, w].transpose(0, 3, 4, 5, 1, 2))
     return np.stack(parts)

@@ -14,7 +14,7 @@ from toolkit.gpu.ir.gemm import (
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 from toolkit.plugins import Constant
 
 

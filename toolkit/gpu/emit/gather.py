@@ -13,7 +13,7 @@ from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.graph.bfloat16 import BFLOAT16
+from toolkit.graph.dtypes import BFLOAT16
 from toolkit.plugins import Constant
 
 _BLOCK = 512  # elements of a block

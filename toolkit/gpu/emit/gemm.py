@@ -16,7 +16,7 @@ from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, like, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import join_contiguous
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.emit.launches import element_launch
 from toolkit.gpu.emit.resample_tables import Axis, Interpolation, Mode, table_of
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.network import Operation, SegmentTensors
 from toolkit.gpu.ir.parameters import floats_of, integers_of, scales_input
 from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.reasons import Reason, reason
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import Size, upper_bound
 from toolkit.plugins import Constant
@@ -37,14 +38,28 @@ def emit_resize(ctx: LoweringContext, group: Group) -> None:
         _resample(ctx, group, interpolation, _axes(ctx, op, shape, result))
 
 
-def reads_parameters(op: Operation, shape: Shape, result: Shape) -> Sequence[str]:
-    """Return the names of scales, sizes and region, unless shapes alone tell what a Resize does."""
-    scales = op.input(scales_input(op))
-    if _is_broadcast(_interpolation(op), shape, result):
-        return ()
-    if not scales and _has_whole_factors(_interpolation(op), shape, result):
-        return ()
-    return [name for name in op.inputs[1:4] if name]
+def resize_refusal(
+    op: Operation, tensors: SegmentTensors, shape: Shape, result: Shape
+) -> Reason | None:
+    """Return why no kernel resizes; scales, sizes and region are not read where shapes tell all."""
+    interpolation, at = _interpolation(op), scales_input(op)
+    repeats = not op.input(at) and _has_whole_factors(interpolation, shape, result)
+    if repeats or _is_broadcast(interpolation, shape, result):
+        return None
+    names = [name for name in op.inputs[1:4] if name]
+    for name in names:
+        if name in tensors.computed:
+            return reason("gpu.constant", name)
+    if not tensors.constants.keys() >= set(names):  # computed from sizes, which lowering knows
+        return None
+    factors = floats_of(tensors, op, at, "scales") or integers_of(tensors, op, 3, "sizes")
+    if not factors or len(factors) != len(op.integers("axes", shape)):
+        return reason("gpu.resize:scales" if factors else "gpu.resize:sizes")
+    try:
+        table_of(Axis(1, 1, 1.0), interpolation)
+    except KeyError as error:
+        return reason("gpu.resize:mode", error)
+    return None
 
 
 def _with_scale_of_result(ctx: LoweringContext, op: Operation) -> View:
@@ -127,8 +142,6 @@ def _axes(ctx: LoweringContext, op: Operation, shape: Shape, result: Shape) -> d
     if scales is None:
         scales = _from_sizes(ctx, op, shape, axes)
     _check_dynamic(op, shape, result)
-    if len(scales) != len(axes):
-        raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no scale for every dimension")
     region = () if scales_input(op) == 1 else floats_of(ctx.network, op, 1, "roi") or ()
     crops = op.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     changed: dict[int, Axis] = {}
@@ -172,8 +185,7 @@ def _from_sizes(
     ctx: LoweringContext, op: Operation, shape: Shape, axes: Sequence[int]
 ) -> tuple[float, ...]:
     sizes = integers_of(ctx.network, op, 3, "sizes")
-    if sizes is None:
-        raise NotCoveredError(f"node {op.name!r} ({op.kind}) has neither scales nor sizes")
+    assert sizes is not None  # resize_refusal
     scales = [_scale(op, shape[axis], size) for size, axis in zip(sizes, axes, strict=True)]
     policy = op.text("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
@@ -214,12 +226,7 @@ def _add_resample(
         return
     op = group.root_operation
     interpolation = _interpolation(op)
-    try:
-        tables = [table_of(axis, interpolation) for axis in axes.values()]
-    except KeyError as error:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) has the unknown mode {error}"
-        ) from error
+    tables = [table_of(axis, interpolation) for axis in axes.values()]
     inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
     order = order_of(y.shape, [y.strides, inner], separate=tuple(axes))
     packed: dict[str, View | None] = dict.fromkeys(_TABLES)

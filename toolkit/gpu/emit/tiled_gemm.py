@@ -23,7 +23,7 @@ from toolkit.gpu.ir.windows import window_constants
 from toolkit.gpu.schedule.tiles import Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, power_of_two
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import FLOAT8
 from toolkit.plugins import Constant
 
 # A tile of a power of two columns and a rest, for NCHW results: 128 pixels of FP32 are 512 bytes.

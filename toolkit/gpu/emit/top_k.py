@@ -9,6 +9,7 @@ from toolkit.gpu.emit.strided_rows import StridedRows, plan_strided_rows
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import Shape, View, row_major
 from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.reasons import Reason, reason
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two, upper_bound
 
 MAX_RANKED = 65536  # columns of a row: each element is compared with each, 4e9 times at most
@@ -30,14 +31,11 @@ class _Rows:
     columns: int
 
 
-def too_many_columns(columns: int, count: int) -> str | None:
+def too_many_columns(columns: int, count: int) -> Reason | None:
     """Return why no kernel selects `count` of `columns` elements, None where one does."""
     if upper_bound(columns) <= MAX_RANKED or _selects(columns, count):
         return None
-    return (
-        f"selects {count} from {columns} elements; kernels take {MAX_RANKED}, and of fixed sizes "
-        f"more where they select at most {MAX_SELECTED}"
-    )
+    return reason("gpu.top-k", count, columns, MAX_RANKED, MAX_SELECTED)
 
 
 def emit_top_k(ctx: LoweringContext, group: Group) -> None:

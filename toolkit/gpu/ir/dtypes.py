@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from toolkit.graph.bfloat16 import BFLOAT16
-from toolkit.graph.float8 import FLOAT8
+from toolkit.graph.dtypes import BFLOAT16, FLOAT8
 
 Kind = Literal["float", "integer", "bool", "float8"]
 

@@ -26,7 +26,7 @@ _MODULES = {
     **{name: (name,) for name in ("resample", "roi_align", "scan", "softmax")},
     "top_k": ("top_k", "select_top"),
 }
-KERNELS: dict[str, str] = {kernel: module for module, own in _MODULES.items() for kernel in own}
+KERNELS: dict[str, str] = {kernel: module for module, names in _MODULES.items() for kernel in names}
 """The module of every kernel."""
 
 

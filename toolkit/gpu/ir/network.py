@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.reasons import Reason, reason
 from toolkit.gpu.shapes.inference import Known, Trace, infer_sizes
 from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.graph.block_weights import BlockTensor
@@ -227,17 +228,11 @@ def read_operation(node: ir.Node, plugged: Collection[str]) -> Operation:
     """
     kind = node.op_type
     if node.op_type in _SIZED_BY_NUMBERS:
-        raise NotCoveredError(
-            f"node {node.name!r} ({node.op_type}) makes a tensor whose size depends on the numbers "
-            "in another; kernels are started for sizes known before"
-        )
+        raise _refused(node, reason("gpu.sized-by-numbers"))
     if node.domain not in ("", "ai.onnx", ROWS_DOMAIN):
         kind = f"{node.domain}::{node.op_type}"
     if kind != node.op_type and kind not in plugged:
-        raise NotCoveredError(
-            f"node {node.name!r} ({node.op_type}) is of the domain {node.domain!r}; kernels "
-            "compute operators of ONNX itself"
-        )
+        raise _refused(node, reason("gpu.domain", node.domain))
     return Operation(
         kind=kind,
         name=str(node.name),
@@ -253,10 +248,7 @@ def _outputs(node: ir.Node) -> tuple[str, ...]:
     while names and not names[-1]:
         names.pop()
     if "" in names and node.op_type not in _DECOMPOSED:
-        raise NotCoveredError(
-            f"node {node.name!r} ({node.op_type}) leaves out output {names.index('')}; kernels "
-            "make all before the last"
-        )
+        raise _refused(node, reason("gpu.left-out-output", names.index("")))
     return tuple(names)
 
 
@@ -272,10 +264,11 @@ def _attribute(node: ir.Node, attr: ir.Attr) -> Attribute:
         return tuple(attr.value)
     if attr.type == kinds.STRINGS:
         return ",".join(attr.value)
-    raise NotCoveredError(
-        f"node {node.name!r} ({node.op_type}) has the attribute {attr.name!r} of type "
-        f"{attr.type.name}; kernels take numbers and texts"
-    )
+    raise _refused(node, reason("gpu.attribute", attr.name, attr.type.name))
+
+
+def _refused(node: ir.Node, sentence: Reason) -> NotCoveredError:
+    return NotCoveredError(f"node {node.name!r} ({node.op_type}) {sentence}")
 
 
 def _note(
@@ -290,19 +283,14 @@ def _note(
     shape = known.shapes.get(name) or _fixed_shape(value)
     if shape is None:
         shape_text = "unknown" if value.shape is None else str(value.shape)
-        unknown[name] = (
-            f"tensor {name!r} has the shape {shape_text}, which no formula gives; kernels are "
-            "compiled for known sizes, give them with --shape"
-        )
+        unknown[name] = f"tensor {name!r} {reason('gpu.unknown-shape', shape_text)}"
         return
     elements = math.prod(shape)
     if not elements >= 1 or upper_bound(elements) > MAX_ELEMENTS:
-        unknown[name] = (
-            f"tensor {name!r} has {upper_bound(elements)} elements; "
-            f"kernels take 1 to {MAX_ELEMENTS}"
-        )
+        refusal = reason("gpu.elements", upper_bound(elements), MAX_ELEMENTS)
+        unknown[name] = f"tensor {name!r} {refusal}"
     elif value.dtype is None:
-        unknown[name] = f"tensor {name!r} has no known type"
+        unknown[name] = f"tensor {name!r} {reason('gpu.unknown-type')}"
     else:
         shapes[name] = shape
         dtypes[name] = value.dtype.numpy().name

@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 
-from toolkit.gpu.ir.network import Array, Network, Operation
+from toolkit.gpu.ir.network import Array, Network, Operation, SegmentTensors
+
+Tensors = Network | SegmentTensors
 
 
-def constant_of(network: Network, op: Operation, at: int) -> Array | None:
+def constant_of(network: Tensors, op: Operation, at: int) -> Array | None:
     """Return the constant input `at` of an operation, None where it is absent."""
     name = op.input(at)
     return network.constants[name] if name else None
 
 
-def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[int, ...] | None:
+def integers_of(network: Tensors, op: Operation, at: int, name: str) -> tuple[int, ...] | None:
     """Return integers that are an attribute in older versions of an operator, and now an input.
 
     None where they are absent.
@@ -22,7 +24,7 @@ def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[in
     return None if values is None else tuple(values.reshape(-1).tolist())
 
 
-def floats_of(network: Network, op: Operation, at: int, name: str) -> tuple[float, ...] | None:
+def floats_of(network: Tensors, op: Operation, at: int, name: str) -> tuple[float, ...] | None:
     """Return floats that are an attribute in older versions of an operator, and now an input.
 
     None where they are absent or empty.

@@ -6,6 +6,7 @@ from math import prod
 
 from toolkit.gpu.ir.network import Attribute, Operation, Shape
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
+from toolkit.gpu.reasons import Reason, reason
 
 
 def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -18,17 +19,19 @@ def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     sizes = _sizes(written, shapes)
     steps = _Steps(op, rewriter, sizes)
     spread = [
-        steps.squeezed(name, own, shape)
-        for name, own, shape in zip(op.inputs, written, shapes, strict=True)
+        steps.squeezed(name, axes, shape)
+        for name, axes, shape in zip(op.inputs, written, shapes, strict=True)
     ]
-    labels = [own for _, own in spread]
+    labels = [axes for _, axes in spread]
     tensors = [
-        steps.summed(name, own, "".join(c for c in own if c in result or c in _others(labels, at)))
-        for at, (name, own) in enumerate(spread)
+        steps.summed(
+            name, axes, "".join(c for c in axes if c in result or c in _others(labels, at))
+        )
+        for at, (name, axes) in enumerate(spread)
     ]
     if len(tensors) == 1:
-        (name, own) = tensors[0]
-        steps.moved(name, own, result, op.outputs[0])
+        (name, axes) = tensors[0]
+        steps.moved(name, axes, result, op.outputs[0])
         return rewriter.replacement()
     (left, a), (right, b) = tensors
     batch = [c for c in result if c in a and c in b]
@@ -47,7 +50,7 @@ def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
 
 def einsum_refusal(
     op: Operation, shapes: Sequence[Shape | None], inferred: Shape | None
-) -> str | None:
+) -> Reason | None:
     """Return why no kernels compute an Einsum; `shapes` of its operands, `inferred` of its result.
 
     Of the sizes 1 and n of a label, shape inference takes the one that comes first: what follows
@@ -55,26 +58,18 @@ def einsum_refusal(
     """
     equation = _read_equation(op)
     if equation is None:
-        return (
-            f"has the equation {op.text('equation', '')!r} of {len(op.inputs)} tensors; kernels "
-            "take 1 or 2, without diagonals and '...'"
-        )
+        return reason("gpu.einsum:equation", op.text("equation", ""), len(op.inputs))
     labels, result = equation
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes) or inferred is None:
         return None
     sizes = _sizes(labels, known)
-    for own, shape in zip(labels, known, strict=True):
-        for label, size in zip(own, shape, strict=True):
+    for axes, shape in zip(labels, known, strict=True):
+        for label, size in zip(axes, shape, strict=True):
             if size not in (1, sizes[label]):
-                return f"has sizes {sizes[label]} and {size} of {label}"
+                return reason("gpu.einsum:sizes", sizes[label], size, label)
     whole = tuple(sizes[label] for label in result)
-    if inferred == whole:
-        return None
-    return (
-        f"makes {list(whole)}, and shape inference of ONNX says {list(inferred)}: expand the "
-        "operand that has the size 1"
-    )
+    return None if inferred == whole else reason("gpu.einsum:ones", list(whole), list(inferred))
 
 
 def _read_equation(op: Operation) -> tuple[list[str], str] | None:
@@ -96,8 +91,8 @@ def _read_equation(op: Operation) -> tuple[list[str], str] | None:
 def _sizes(labels: Sequence[str], shapes: Sequence[Shape]) -> dict[str, int]:
     """Return the size of each label: of 1 and another size the other one."""
     sizes: dict[str, int] = {}
-    for own, shape in zip(labels, shapes, strict=True):
-        for label, size in zip(own, shape, strict=True):
+    for axes, shape in zip(labels, shapes, strict=True):
+        for label, size in zip(axes, shape, strict=True):
             if sizes.get(label, 1) == 1:
                 sizes[label] = size
     return sizes
@@ -118,35 +113,35 @@ class _Steps:
     def size(self, labels: Sequence[str]) -> int:
         return prod(self.sizes[label] for label in labels)
 
-    def squeezed(self, name: str, own: str, shape: Sequence[int]) -> tuple[str, str]:
+    def squeezed(self, name: str, current: str, shape: Sequence[int]) -> tuple[str, str]:
         """Return a tensor without the dimensions of 1 that spread over another's, and its labels.
 
         The product then repeats it along them, or sums the other alone.
         """
-        labels = "".join(c for c, size in zip(own, shape, strict=True) if size == self.sizes[c])
-        if labels == own:
-            return name, own
+        labels = "".join(c for c, size in zip(current, shape, strict=True) if size == self.sizes[c])
+        if labels == current:
+            return name, current
         return self.reshaped(name, tuple(self.sizes[label] for label in labels)), labels
 
-    def summed(self, name: str, own: str, labels: str) -> tuple[str, str]:
+    def summed(self, name: str, current: str, labels: str) -> tuple[str, str]:
         """Sum a tensor over what only it has; return it with the labels that are left."""
-        axes = tuple(at for at, label in enumerate(own) if label not in labels)
+        axes = tuple(at for at, label in enumerate(current) if label not in labels)
         if not axes:
-            return name, own
+            return name, current
         sizes = tuple(self.sizes[label] for label in labels)
         return self._add("ReduceSum", name, sizes, {"axes": axes, "keepdims": 0}), labels
 
     def folded(
-        self, name: str, own: str, batch: list[str], first: list[str], second: list[str]
+        self, name: str, current: str, batch: list[str], first: list[str], second: list[str]
     ) -> str:
         """Return a tensor as (batch..., rows, columns)."""
-        moved = self.moved(name, own, "".join((*batch, *first, *second)))
+        moved = self.moved(name, current, "".join((*batch, *first, *second)))
         shape = (*(self.sizes[c] for c in batch), self.size(first), self.size(second))
         return self.reshaped(moved, shape)
 
-    def moved(self, name: str, own: str, target_labels: str, output: str = "") -> str:
+    def moved(self, name: str, current: str, target_labels: str, output: str = "") -> str:
         """Order the dimensions of a tensor; `output` names the result where it must be one."""
-        perm = {"perm": tuple(own.index(label) for label in target_labels)}
+        perm = {"perm": tuple(current.index(label) for label in target_labels)}
         if output:
             return self.rewriter.add(self.op, "Transpose", (name,), output, perm)
         return self._add("Transpose", name, tuple(self.sizes[c] for c in target_labels), perm)

@@ -21,7 +21,7 @@ from toolkit.gpu.ir.elementwise_ops import reciprocal
 from toolkit.gpu.ir.network import RESHAPES, IntegerConstant, Network, Operation, live
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph, apply_rules
 from toolkit.gpu.passes.integer_operators import along
-from toolkit.graph.float8 import FLOAT8, LARGEST_FLOAT8, MIN_CHANNELS
+from toolkit.graph.dtypes import FLOAT8, LARGEST_FLOAT8, MIN_CHANNELS
 
 X_SCALE = "x_scale"
 """The attribute of a product whose operands are FP8."""

@@ -161,19 +161,24 @@ def _read_cell(add: _Adder, op: Operation, at: int) -> tuple[_Cell, Array | None
     recurrence = constants[op.inputs[2]][at].T
     hidden, gates = recurrence.shape[0], len(_GATES[op.kind])
     first = op.kind != "GRU" or op.integer("linear_before_reset", 0) == 0
-    bias, own = None, None
+    bias, recurrent_bias = None, None
     if op.input(3):
-        bias, own = np.split(constants[op.inputs[3]][at], 2)
+        bias, recurrent_bias = np.split(constants[op.inputs[3]][at], 2)
         from_recurrence = np.zeros(gates * hidden, bool)
         from_recurrence[
             (0 if first else 2 * hidden) :
         ] = not first  # a GRU resets the product with its bias
-        bias, own = bias + np.where(from_recurrence, 0, own), np.where(from_recurrence, own, 0)
+        bias, recurrent_bias = (
+            bias + np.where(from_recurrence, 0, recurrent_bias),
+            np.where(from_recurrence, recurrent_bias, 0),
+        )
     names = op.text("activations", ",".join(_DEFAULTS[op.kind] * (at + 1))).split(",")
     count = len(_DEFAULTS[op.kind])
     activations = tuple(names[at * count : (at + 1) * count])
     holes = np.split(constants[op.inputs[7]][at], 3) if op.input(7) else ()
-    return _Cell(recurrence, None if first else own, tuple(holes), activations, first), bias
+    return _Cell(
+        recurrence, None if first else recurrent_bias, tuple(holes), activations, first
+    ), bias
 
 
 def _initial(add: _Adder, op: Operation, operand: int, at: int) -> str:

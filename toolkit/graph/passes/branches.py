@@ -10,10 +10,10 @@ import onnx_ir as ir
 def own_branch_outputs(model: ir.Model) -> None:
     """Insert an Identity before each branch output that the branch does not compute."""
     for graph in model.graph.subgraphs():
-        own = {*graph.inputs, *graph.initializers.values()}
-        own |= {value for node in graph for value in node.outputs}
+        computed = {*graph.inputs, *graph.initializers.values()}
+        computed |= {value for node in graph for value in node.outputs}
         for index, value in enumerate(graph.outputs):
-            if value in own:
+            if value in computed:
                 continue
             name = f"{value.name}_{graph.name}_{index}"
             out = ir.Value(name=name, type=value.type, shape=value.shape)

@@ -215,9 +215,9 @@ def inline_branch(node: ir.Node, name: str) -> None:
 
 def _standing_alone(graph: ir.Graph, opsets: dict[str, int]) -> ir.Model:
     """Return a copy of a graph with what it captures as inputs and constants of its own."""
-    own = {*graph.inputs, *(value for node in graph for value in node.outputs)}
+    computed = {*graph.inputs, *(value for node in graph for value in node.outputs)}
     captured = dict.fromkeys(value for node in graph for value in values_read(node))
-    outer = [value for value in captured if value not in own]
+    outer = [value for value in captured if value not in computed]
     constants = {*graph.initializers.values(), *(v for v in outer if v.is_initializer())}
     view = ir.GraphView(
         [*graph.inputs, *(value for value in outer if value not in constants)],

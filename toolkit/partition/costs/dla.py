@@ -257,11 +257,11 @@ def _convolution(
 
 def _adds(kernel: FusedKernel) -> bool:
     """Return True if the epilogue of the convolution reads a second tensor."""
-    own = {tensor.name for tensor in kernel.head.activations}
+    activations = {tensor.name for tensor in kernel.head.activations}
     return any(
         node.op in SUMS and any(tensor in kernel.reads for tensor in node.activations)
         for node in kernel.nodes[1:]
-    ) or any(tensor.name not in own for tensor in kernel.reads)
+    ) or any(tensor.name not in activations for tensor in kernel.reads)
 
 
 def _pool(view: NodeView, input_shape: tuple[int, ...], precision: DlaPrecision) -> Pool | None:

@@ -298,8 +298,11 @@ def _only(problem: Problem, goal: Goal) -> Solution:
     placement = gpu_only(problem)
     costs = costs_of(problem, placement)
     busy = utilisation(problem, costs)[problem.processors[0]]
-    own = goal.aim in ("utilisation", "gpu_time")  # the load of the one processor there is
-    value = busy if own else value_of(problem, goal.aim, costs)
+    of_one_processor = goal.aim in (
+        "utilisation",
+        "gpu_time",
+    )  # the load of the one processor there is
+    value = busy if of_one_processor else value_of(problem, goal.aim, costs)
     if goal.aim == "makespan":
         value = sum(cost.latency_us for cost in costs.values())
     return Solution(

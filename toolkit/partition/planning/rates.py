@@ -64,8 +64,8 @@ def _sustains(problem: Problem, legs: tuple[Leg, ...], rate: float, count: int) 
     for leg in legs:
         time_us = leg.time_us
         if problem.contention is not None and leg.processor is not None:
-            own = moved[leg.processor] * share_of(problem, leg.processor)
-            others_gbps = (sum(moved.values()) - own) * rate
+            moved_share = moved[leg.processor] * share_of(problem, leg.processor)
+            others_gbps = (sum(moved.values()) - moved_share) * rate
             time_us /= problem.contention.speed(leg.processor, leg.memory_gbps, others_gbps)
         loads[leg.processor] = loads.get(leg.processor, 0.0) + time_us
     busiest = max(load * share_of(problem, p) for p, load in loads.items() if p is not None)

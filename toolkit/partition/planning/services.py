@@ -100,7 +100,7 @@ def share_memory(
     if not services:
         return None
     shares = {service.name: service.memory_mb * _MIB for service in services}
-    shares |= {f"weights of {one.name}": _weight_bytes(one) for one in candidates}
+    shares |= {f"weights of {candidate.name}": _weight_bytes(candidate) for candidate in candidates}
     memory = MemoryShares(shares, int(profile.memory.gb.value * 2**30))
     if memory.total > memory.board:
         raise PlanError(

@@ -31,13 +31,13 @@ def jobs_of(problem: Problem, segments: Sequence[Segment]) -> tuple[Job, ...]:
     """
     jobs: dict[int, Job] = {}
     for network in problem.networks:
-        own = [index for index, row in enumerate(segments) if row.network == network.name]
-        placed = placement_of(segments[index] for index in own)[network.name]
-        waits = [0.0] * (len(own) + 1)
-        for crossing in crossings_of(network, placed, [segments[index] for index in own]):
+        places = [index for index, row in enumerate(segments) if row.network == network.name]
+        placed = placement_of(segments[index] for index in places)[network.name]
+        waits = [0.0] * (len(places) + 1)
+        for crossing in crossings_of(network, placed, [segments[index] for index in places]):
             waits[crossing.before] += crossing_cost(crossing.flow.crossing_us, crossing.direction)
-        for number, index in enumerate(own):
-            after = waits[-1] if number == len(own) - 1 else 0.0
+        for number, index in enumerate(places):
+            after = waits[-1] if number == len(places) - 1 else 0.0
             time_us = segment_us(problem, network, segments[index])
             jobs[index] = Job(segments[index], time_us, waits[number], after)
     return tuple(jobs[index] for index in range(len(segments)))

@@ -172,15 +172,19 @@ def _joined(
     problem: Problem, segments: Sequence[Segment], index: int
 ) -> Iterator[tuple[Segment, ...]]:
     """Yield orders in which a segment is part of the one before it, or of the one after."""
-    own = segments[index]
-    row = [i for i, segment in enumerate(segments) if segment.network == own.network]
+    this_segment = segments[index]
+    row = [i for i, segment in enumerate(segments) if segment.network == this_segment.network]
     at = row.index(index)
-    tasks = {t.name: t for net in problem.networks if net.name == own.network for t in net.tasks}
+    tasks = {
+        t.name: t for net in problem.networks if net.name == this_segment.network for t in net.tasks
+    }
     for neighbour in (row[at - 1 : at] if at else []) + row[at + 1 : at + 2]:
         home = segments[neighbour].processor
-        if all(home in tasks[name].time_us for name in own.tasks):
+        if all(home in tasks[name].time_us for name in this_segment.tasks):
             first, last = sorted((index, neighbour))
-            whole = Segment(own.network, home, segments[first].tasks + segments[last].tasks)
+            whole = Segment(
+                this_segment.network, home, segments[first].tasks + segments[last].tasks
+            )
             yield (*segments[:first], whole, *segments[first + 1 : last], *segments[last + 1 :])
 
 

@@ -327,22 +327,22 @@ def _start(
     ranks: list[list[int]] = []  # of each slot among all segments; unused ones come last
     start: dict[int, float] = {}
     for part in parts:
-        own = [i for i, row in enumerate(segments) if row.network == part.network.name]
-        if not own or len(own) > len(part.start):
+        places = [i for i, row in enumerate(segments) if row.network == part.network.name]
+        if not places or len(places) > len(part.start):
             return {}
         lane_of_task = {task.name: task.lane for task in part.network.tasks}
-        slot_of = {name: slot for slot, i in enumerate(own) for name in segments[i].tasks}
+        slot_of = {name: slot for slot, i in enumerate(places) for name in segments[i].tasks}
         for (name, slot), here in part.done.items():
             start |= dict.fromkeys(here.terms, float(slot_of[name] <= slot))
         for slot in _range(part):
             lane = None
-            if slot < len(own):
-                row = segments[own[slot]]
+            if slot < len(places):
+                row = segments[places[slot]]
                 task = next(name for name in row.tasks if name in lane_of_task)
                 lane = lane_of(row.processor, lane_of_task[task])
             for kind, used in part.lane[slot].items():
                 start |= dict.fromkeys(used.terms, float(kind == lane))
-        ranks.append(own + [len(segments)] * (len(part.start) - len(own)))
+        ranks.append(places + [len(segments)] * (len(part.start) - len(places)))
     for (a, b), precedes in orders.items():
         for (i, j), before in precedes.items():
             start |= dict.fromkeys(before.terms, float(ranks[a][i] <= ranks[b][j]))

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from toolkit.graph.block_weights import BlockTensor
-from toolkit.graph.float8 import LARGEST_FLOAT8
+from toolkit.graph.dtypes import LARGEST_FLOAT8
 from toolkit.quantize.quantize import is_activation
 from toolkit.quantize.weights import constant_of
 

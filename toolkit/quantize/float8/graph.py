@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from toolkit.errors import BuildError
-from toolkit.graph.float8 import FIRST_OPSET_WITH_FLOAT8
+from toolkit.graph.dtypes import FIRST_OPSET_WITH_FLOAT8
 from toolkit.quantize.float8.products import float8_products, round_weight, scale_of
 from toolkit.quantize.qdq.writer import QdqWriter
 

@@ -1,12 +1,10 @@
 """A model with products of FP8, as far as they and the outputs keep their limits.
 
-With samples, products and outputs are judged as those with INT4 weights are: by results that differ
-by at most MAX_ERROR, and by the targets of INT8. Samples that judge give no range; the scales that
-are written come from all of them. A table of ranges has no samples, so that nothing is judged.
+With samples, products and outputs are judged as those with INT4 weights are
+(`toolkit.quantize.loss.products`). Samples that judge give no range; the scales that are written
+come from all of them. A table of ranges has no samples, so that nothing is judged.
 """
 
-import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,11 +17,17 @@ from calibration.arrays import Sample
 from toolkit.errors import BuildError
 from toolkit.quantize.float8.graph import beside_name, check_opset, with_float8
 from toolkit.quantize.float8.products import float8_products, why_half
-from toolkit.quantize.int4.products import JUDGE_EVERY, MAX_ERROR, OpenModel
-from toolkit.quantize.loss.judge import Judgement, at_targets, judge, loss_text, samples_text
+from toolkit.quantize.loss.judge import Basis, Judgement, loss_text, samples_text
 from toolkit.quantize.loss.metrics import powers
-from toolkit.quantize.loss.parts import output_parts, split_outputs
-from toolkit.quantize.loss.products import within_limits
+from toolkit.quantize.loss.products import (
+    Judges,
+    OpenModel,
+    Outputs,
+    problem_of,
+    relative_norm,
+    sample_roles,
+    within_limits,
+)
 from toolkit.quantize.quantize import calibrated_tensors
 
 MAX_JUDGES = 8
@@ -85,12 +89,9 @@ class _Product:
 
     @property
     def problem(self) -> str:
-        """Why the product stays in floating point whatever the outputs lose; "": it need not."""
-        if self.error <= MAX_ERROR:
-            return ""
-        if not math.isfinite(self.error):
-            return "its results are not finite, or zero, on the samples that judge"
-        return f"its results differ by {self.error:.1%} (norm, limit {MAX_ERROR:.0%})"
+        """Why the product stays in floating point whatever the outputs lose."""
+        not_finite = "its results are not finite, or zero, on the samples that judge"
+        return problem_of(self.error, not_finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,11 @@ class _Trial:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """Magnitudes on all samples and on those that do not judge; those that do, and outputs."""
+    """Magnitudes on all samples and on those that do not judge, and those that do."""
 
     amax: Mapping[str, float]
     fit: Mapping[str, float]
-    judges: Sequence[Sample]
-    truths: Sequence[Mapping[str, NDArray[Any]]]
-    apart: bool
+    judges: Judges
     samples: int
 
 
@@ -151,21 +150,17 @@ def quantize_float8(
     def tried(kept: Sequence[_Product]) -> _Trial:
         names = {*floats, *(product.name for product in kept)}
         judged = _written(model, nodes, observed.fit, dict.fromkeys(names, ""))
-        judgement = _judged(judged.model, model, observed, open_model)
+        bases: tuple[Basis, Basis] = ("held out", "seen")
+        _, judgement = observed.judges.judged(judged.model, model, open_model, bases)
         return _Trial(judged.products, judgement)
 
-    remarks: tuple[str, ...] = ()
-    if accept_loss:
-        result = tried([])
-        remarks, judgement, reasons = _excess(result, products), result.judgement, {}
-    else:
-        search = within_limits(products, tried)
-        judgement, reasons = search.judgement, search.reasons()
-    written = _written(model, nodes, observed.amax, {**floats, **reasons})
+    search = within_limits(products, tried, accept_loss=accept_loss)
+    remark = f"FP8 loses more than its limits allow, as accepted: {search.excess}"
+    written = _written(model, nodes, observed.amax, {**floats, **search.reasons()})
     return replace(
         written,
-        judgement=judgement,
-        remarks=remarks,
+        judgement=search.judgement,
+        remarks=(remark,) if search.excess else (),
         samples=observed.samples,
         errors={product.name: product.error for product in products},
     )
@@ -201,30 +196,25 @@ def _written(
 
 
 def _observe(model: ir.Model, samples: Iterable[Sample], open_model: OpenModel) -> _Observed:
-    """Run the model on all samples; every JUDGE_EVERY-th, or the last of fewer, judges."""
     outputs = [str(value.name) for value in model.graph.outputs]
     tensors = calibrated_tensors(model)
     run = open_model(model, list(dict.fromkeys((*tensors, *outputs))))
-    samples = iter(samples)
-    head = list(itertools.islice(samples, JUDGE_EVERY))
-    if not head:
-        raise BuildError("FP8 is chosen by samples, but the data hold none; give some.")
-    few, apart = len(head) < JUDGE_EVERY, len(head) > 1
     fit, judging = dict[str, float](), dict[str, float]()
-    judges: list[Sample] = []
-    truths, count = [], 0
-    for index, sample in enumerate(itertools.chain(head, samples)):
-        last_of_four = index % JUDGE_EVERY == JUDGE_EVERY - 1 and len(judges) < MAX_JUDGES
-        is_judge = index == len(head) - 1 if few else last_of_four
-        results, count = run(sample), index + 1
+    held_out: list[Sample] = []
+    truths: list[Outputs] = []
+    count = 0
+    for sample, fits, judges in sample_roles(samples, MAX_JUDGES):
+        results, count = run(sample), count + 1
         largest = {name: _largest(results[name]) for name in tensors}
-        ranges = judging if is_judge and apart else fit
+        ranges = fit if fits else judging
         ranges.update({name: max(ranges.get(name, 0.0), largest[name]) for name in tensors})
-        if is_judge:
-            judges.append(sample)
+        if judges:
+            held_out.append(sample)
             truths.append({name: np.array(results[name]) for name in outputs})
+    if not held_out:
+        raise BuildError("FP8 is chosen by samples, but the data hold none; give some.")
     amax = {name: max(judging.get(name, 0.0), fit[name]) for name in fit}
-    return _Observed(amax, fit, judges, truths, apart, count)
+    return _Observed(amax, fit, Judges(held_out, truths, count > 1), count)
 
 
 def _largest(array: NDArray[Any]) -> float:
@@ -243,18 +233,12 @@ def _errors(
         beside = with_float8(model, observed.fit, keep, beside=names)
         run = open_model(beside, [name for pair in pairs.values() for name in pair])
         totals = {name: np.zeros(2) for name in names}
-        for sample in observed.judges:
+        for sample in observed.judges.samples:
             results = run(sample)
             for name, (exact, rounded) in pairs.items():
                 totals[name] += powers(results[exact], results[rounded])
-        products += [_Product(name, _relative(*totals[name])) for name in names]
+        products += [_Product(name, relative_norm(*totals[name])) for name in names]
     return sorted(products, key=lambda product: -np.nan_to_num(product.error, nan=np.inf))
-
-
-def _relative(signal: float, noise: float) -> float:
-    if not math.isfinite(noise) or noise > 0 == signal:
-        return math.inf
-    return math.sqrt(noise / signal) if noise else 0.0
 
 
 def _parts(
@@ -264,7 +248,7 @@ def _parts(
     if not nodes:
         return []
     run = open_model(model, [str(node.outputs[0].name) for node in nodes])
-    sizes = run(observed.judges[0])
+    sizes = run(observed.judges.samples[0])
     parts: list[list[ir.Node]] = [[]]
     total = 0
     for node in nodes:
@@ -275,26 +259,3 @@ def _parts(
         parts[-1].append(node)
         total += size
     return parts
-
-
-def _judged(
-    model: ir.Model, plain: ir.Model, observed: _Observed, open_model: OpenModel
-) -> Judgement:
-    run = open_model(model, [str(value.name) for value in model.graph.outputs])
-    results = [
-        {name: np.array(array) for name, array in run(one).items()} for one in observed.judges
-    ]
-    parts = output_parts(plain)
-    exact, actual = (
-        [split_outputs(parts, one) for one in each] for each in (observed.truths, results)
-    )
-    return at_targets(judge(parts, exact, actual, basis="held out" if observed.apart else "seen"))
-
-
-def _excess(result: _Trial, products: Sequence[_Product]) -> tuple[str, ...]:
-    """Return a remark on the limits that an accepted model misses."""
-    excess = [f"{product.name}: {product.problem}" for product in products if product.problem]
-    excess += map(loss_text, result.judgement.broken)
-    return (f"FP8 loses more than its limits allow, as accepted: {'; '.join(excess)}",) * bool(
-        excess
-    )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toolkit.errors import BuildError
 from toolkit.graph.block_weights import BlockTensor
-from toolkit.graph.float8 import LARGEST_FLOAT8, MIN_CHANNELS
+from toolkit.graph.dtypes import LARGEST_FLOAT8, MIN_CHANNELS
 from toolkit.quantize.quantize import QUANTIZED_OPS, is_activation, weight_axis
 from toolkit.quantize.weights import constant_of
 

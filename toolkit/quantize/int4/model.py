@@ -7,28 +7,24 @@ these are missed, the products with the largest errors stay in floating point.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from calibration.arrays import Sample
 from toolkit.errors import BuildError
 from toolkit.quantize.int4.graph import write_weights
 from toolkit.quantize.int4.products import (
     Observed,
-    OpenModel,
     Product,
     observe,
     products_by_operand,
     quantize_products,
 )
 from toolkit.quantize.int4.rounding import MAX_DEPTH
-from toolkit.quantize.loss.judge import Judgement, at_targets, judge, loss_text, samples_text
+from toolkit.quantize.loss.judge import Judgement, loss_text, samples_text
 from toolkit.quantize.loss.metrics import powers
-from toolkit.quantize.loss.parts import output_parts, split_outputs
-from toolkit.quantize.loss.products import within_limits
+from toolkit.quantize.loss.products import OpenModel, Outputs, within_limits
 
 BLOCKS = (32, 128)
 MAX_SAMPLES = 32
@@ -122,12 +118,16 @@ def quantize_int4(
     def tried(floats: Sequence[Product]) -> Int4Model:
         int4 = [product for product in products if product not in floats]
         errors = {product.name: product.error for product in products}
-        return replace(_applied(model, int4, observed, open_model), remarks=remarks, errors=errors)
+        return replace(_applied(model, int4, observed, open_model), errors=errors)
 
-    if accept_loss:
-        return _with_excess(tried([]), products)
-    search = within_limits(products, tried)
-    return replace(search.result, floats=search.reasons(), judgement=search.judgement)
+    search = within_limits(products, tried, accept_loss=accept_loss)
+    remark = f"INT4 weights lose more than their limits allow, as accepted: {search.excess}"
+    return replace(
+        search.result,
+        floats=search.reasons(),
+        judgement=search.judgement,
+        remarks=(*remarks, remark) if search.excess else remarks,
+    )
 
 
 def _applied(
@@ -135,15 +135,7 @@ def _applied(
 ) -> Int4Model:
     """Give a copy of the model the weights of some products, and judge it."""
     copy = write_weights(model, int4)
-    run = open_model(copy, [str(value.name) for value in model.graph.outputs])
-    results_of = [
-        {name: np.array(array) for name, array in run(one).items()} for one in observed.samples
-    ]
-    parts = output_parts(model)
-    exact, actual = (
-        [split_outputs(parts, one) for one in each] for each in (observed.truths, results_of)
-    )
-    judgement = judge(parts, exact, actual, basis="int4" if observed.apart else "int4 seen")
+    results, judgement = observed.judges.judged(copy, model, open_model, ("int4", "int4 seen"))
     stored = [product.weight for product in int4]
     return Int4Model(
         copy,
@@ -152,19 +144,9 @@ def _applied(
         sum(product.feedback for product in int4),
         sum(2 * weight.integers.size for weight in stored),
         sum(w.integers.size // 2 + _BLOCK_BYTES * w.scales.size for w in stored),
-        _losses(observed.truths, results_of),
-        at_targets(judgement),
+        _losses(observed.judges.truths, results),
+        judgement,
     )
-
-
-def _with_excess(result: Int4Model, products: Sequence[Product]) -> Int4Model:
-    """Return the model with a remark on the limits that it misses."""
-    excess = [f"{product.name}: {product.problem}" for product in products if product.problem]
-    excess += map(loss_text, result.judgement.broken)
-    if not excess:
-        return result
-    remark = f"INT4 weights lose more than their limits allow, as accepted: {'; '.join(excess)}"
-    return replace(result, remarks=(*result.remarks, remark))
 
 
 def _remarks(observed: Observed, count: int, products: Sequence[Product]) -> tuple[str, ...]:
@@ -187,9 +169,7 @@ def _remarks(observed: Observed, count: int, products: Sequence[Product]) -> tup
     return tuple(remarks)
 
 
-def _losses(
-    truths: Sequence[Mapping[str, NDArray[Any]]], results_of: Sequence[Mapping[str, NDArray[Any]]]
-) -> dict[str, float]:
+def _losses(truths: Sequence[Outputs], results: Sequence[Outputs]) -> dict[str, float]:
     """Return the relative norm of the difference of each output over all samples.
 
     Elements that are not finite in floating point are left out. Raises BuildError: others are not
@@ -197,7 +177,7 @@ def _losses(
     """
     losses = {}
     for name in truths[0]:
-        pairs = zip(truths, results_of, strict=True)
+        pairs = zip(truths, results, strict=True)
         signal, noise = np.sum([powers(truth[name], result[name]) for truth, result in pairs], 0)
         losses[name] = float(noise / max(signal, 1e-30)) ** 0.5
         if not np.isfinite(losses[name]):

@@ -12,7 +12,7 @@ fit a few samples and be worse on others. Rows of x that are not finite choose a
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +24,21 @@ from calibration.arrays import Sample
 from toolkit.errors import BuildError
 from toolkit.graph.block_weights import BlockTensor, BlockWeight
 from toolkit.quantize.int4.rounding import feedback_factor, round_to_nearest, round_with_feedback
+from toolkit.quantize.loss.products import (
+    Judges,
+    OpenModel,
+    problem_of,
+    relative_norm,
+    sample_roles,
+)
 
 MIN_SIDE = 1024  # of a weight; smaller ones gain nothing
 GRID = tuple(step / 20 for step in range(20))
-JUDGE_EVERY = 4  # of the samples one judges, and no weight is computed from it
-MAX_ERROR = 0.3  # of a product's results (norm), relative; a trained network lost classes at 0.45
 _GRID_ROWS = 512  # of x, of all samples, by which a is chosen, and as many judge the rounding
 _MAX_ROWS = 2048  # of x for GPTQ
 _ROW_BYTES = 2**29  # of all x together
 _SMALLEST = 1e-4  # of a channel's mean to the largest: what is always 0 says nothing
 
-Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
-OpenModel = Callable[[ir.Model, Sequence[str]], Run]
 Array = NDArray[np.float32]
 
 
@@ -56,29 +59,22 @@ class Product:
 
     @property
     def problem(self) -> str:
-        """Why the product stays in floating point whatever the outputs lose; "": it need not."""
-        if self.error <= MAX_ERROR:
-            return ""
+        """Why the product stays in floating point whatever the outputs lose."""
         if math.isnan(self.error):
             return f"{self.operand!r} is not finite on the samples that judge"
-        if math.isinf(self.error):
-            return "its results are not finite with INT4 weights"
-        return f"its results differ by {self.error:.1%} (norm, limit {MAX_ERROR:.0%})"
+        return problem_of(self.error, "its results are not finite with INT4 weights")
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the model computes: rows of operands on the samples of each part, and the outputs.
+    """What the model computes: rows of operands on samples that fit and that judge, and outputs.
 
-    `apart`: no sample is in both parts. `truths`: the outputs on the samples that judge. `skipped`:
-    on how many samples an operand has rows that are not finite, and that are left out.
+    `skipped`: on how many samples an operand has rows that are not finite, and that are left out.
     """
 
     fit: Mapping[str, Array]
-    judges: Mapping[str, Array]
-    samples: Sequence[Sample]
-    truths: Sequence[Mapping[str, NDArray[Any]]]
-    apart: bool
+    judging: Mapping[str, Array]
+    judges: Judges
     skipped: Mapping[str, int]
 
 
@@ -113,17 +109,17 @@ def products_by_operand(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
 def observe(
     model: ir.Model, operands: Sequence[str], samples: Sequence[Sample], open_model: OpenModel
 ) -> Observed:
-    """Run the model on all samples; every JUDGE_EVERY-th, or the last of fewer, judges."""
+    """Run the model on all samples."""
     outputs = [str(value.name) for value in model.graph.outputs]
-    last = len(samples) - 1
-    few, apart = len(samples) < JUDGE_EVERY, last > 0
-    at = [i for i in range(last + 1) if (i == last if few else i % JUDGE_EVERY == JUDGE_EVERY - 1)]
+    roles = list(sample_roles(samples, len(samples)))
+    held_out = [sample for sample, _, judges in roles if judges]
+    fitting = sum(fits for _, fits, _ in roles)
     run = open_model(model, list(dict.fromkeys((*operands, *outputs))))
     fit: dict[str, list[Array]] = {name: [] for name in operands}
-    judges: dict[str, list[Array]] = {name: [] for name in operands}
+    judging: dict[str, list[Array]] = {name: [] for name in operands}
     truths, skipped = [], dict.fromkeys(operands, 0)
-    rows, count = _GRID_ROWS, len(samples) - len(at) * apart
-    for index, sample in enumerate(samples):
+    rows = _GRID_ROWS
+    for index, (sample, fits, judges) in enumerate(roles):
         results = run(sample)
         if index == 0:
             row_bytes = 4 * sum(results[name].shape[-1] for name in operands)
@@ -131,17 +127,17 @@ def observe(
         for name in operands:
             x, complete = _finite_rows(results[name])
             skipped[name] += not complete
-            if index in at:
-                judges[name].append(_some_rows(x, _GRID_ROWS // len(at)))
-            if index not in at or not apart:
-                fit[name].append(_some_rows(x, rows // count))
-        if index in at:
+            if judges:
+                judging[name].append(_some_rows(x, _GRID_ROWS // len(held_out)))
+            if fits:
+                fit[name].append(_some_rows(x, rows // fitting))
+        if judges:
             truths.append({name: np.array(results[name]) for name in outputs})
     fitted, unseen = (
-        {name: np.concatenate(part[name]) for name in operands} for part in (fit, judges)
+        {name: np.concatenate(part[name]) for name in operands} for part in (fit, judging)
     )
     skipped = {name: times for name, times in skipped.items() if times}
-    return Observed(fitted, unseen, [samples[i] for i in at], truths, apart, skipped)
+    return Observed(fitted, unseen, Judges(held_out, truths, len(samples) > 1), skipped)
 
 
 def _finite_rows(x: NDArray[Any]) -> tuple[NDArray[Any], bool]:
@@ -161,7 +157,7 @@ def quantize_products(
     observed: Observed, operand: str, nodes: Mapping[int, ir.Node], block: int
 ) -> list[Product]:
     """Quantize the products of one operand, `nodes` by their places in the graph."""
-    x, judges = observed.fit[operand], observed.judges[operand]
+    x, judges = observed.fit[operand], observed.judging[operand]
     weights = [_weight(node) for node in nodes.values()]
     products = []
     with np.errstate(over="ignore", invalid="ignore"):
@@ -169,14 +165,16 @@ def quantize_products(
         if factors is not None:
             x, judges = x / factors, judges / factors
         # One sample alone would judge what is fitted to it.
-        upper = feedback_factor(x) if observed.apart else None
+        upper = feedback_factor(x) if observed.judges.apart else None
         for (place, node), plain in zip(nodes.items(), weights, strict=True):
             weight = plain if factors is None else plain * factors[:, None]
             truth = judges @ weight
             roundings = [round_to_nearest(weight, block)]
             if upper is not None:
                 roundings.append(round_with_feedback(weight, upper, block))
-            errors = [_relative_error(judges @ one.restored(), truth) for one in roundings]
+            errors = [
+                _relative_error(judges @ rounding.restored(), truth) for rounding in roundings
+            ]
             best = int(np.argmin(np.nan_to_num(errors, nan=np.inf)))
             name = str(node.name)
             products.append(
@@ -230,10 +228,7 @@ def _relative_error(results: NDArray[Any], truth: NDArray[Any]) -> float:
     finite = np.isfinite(truth).all(1)
     if not finite.any():
         return math.nan
-    noise, signal = _power(results[finite] - truth[finite]), _power(truth[finite])
-    if not math.isfinite(noise) or noise > 0 == signal:
-        return math.inf
-    return math.sqrt(noise / signal) if noise else 0.0
+    return relative_norm(_power(truth[finite]), _power(results[finite] - truth[finite]))
 
 
 def _power(array: NDArray[Any]) -> float:

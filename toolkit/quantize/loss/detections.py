@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.stages.accuracy import iou_matrix
-from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners
 
 DETECTIONS = np.dtype([("box", np.float64, (4,)), ("score", np.float64), ("label", np.int64)])
 """The rows of a part that holds detections."""
+MIN_IOU = 0.5
+"""Boxes that overlap by this IoU are at one place."""
 MAX_ROWS = 300  # of a sample that are compared, the best first
 
 Pair = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -82,3 +83,17 @@ def _scores(reference: NDArray[Any], candidate: NDArray[Any]) -> Pair:
         np.concatenate((reference["score"], np.zeros(len(rest)))),
         np.concatenate((actual, rest)),
     )
+
+
+def have_corners(boxes: NDArray[Any]) -> bool:
+    """True for left, top, right, bottom; False for centre, width, height, decided by values."""
+    return bool(((boxes[:, 2] >= boxes[:, 0]) & (boxes[:, 3] >= boxes[:, 1])).all())
+
+
+def as_corners(boxes: NDArray[Any], corners: bool) -> NDArray[np.float64]:
+    """Return boxes as left, top, right, bottom; `corners`: they are that already."""
+    array = np.asarray(boxes, np.float64)
+    if corners:
+        return array
+    half = array[:, 2:] / 2.0
+    return np.concatenate((array[:, :2] - half, array[:, :2] + half), axis=1)

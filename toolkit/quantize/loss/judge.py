@@ -196,7 +196,7 @@ def _detected(
 
 def _tops(samples: Sequence[Candidates]) -> list[NDArray[Any]]:
     """The largest score of each class, 0 where there is none."""
-    return [one.scores.max(axis=0, initial=0.0) for one in samples]
+    return [sample.scores.max(axis=0, initial=0.0) for sample in samples]
 
 
 def _fitting(

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from device.error_figures import sqnr_db
 from pipelines.stages.accuracy import iou_matrix
-from toolkit.quantize.loss.boxes import MIN_IOU, as_corners, have_corners
-from toolkit.quantize.loss.detections import comparable
+from toolkit.quantize.loss.detections import MIN_IOU, as_corners, comparable, have_corners
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -358,10 +357,10 @@ def _stay_in_place(boxes: Sequence[NDArray[Any]]) -> bool:
     not. Of one sample, and of heads without a grid, nothing can be said; lists whose length differs
     from sample to sample come from no grid.
     """
-    counts = {len(one) for one in boxes}
+    counts = {len(box) for box in boxes}
     if len(boxes) < 2 or len(counts) > 1 or min(counts) <= MAX_QUERIES:
         return True
     corners = all(map(have_corners, boxes))
-    centres = np.stack([sum(np.split(as_corners(one, corners), 2, axis=1)) / 2.0 for one in boxes])
+    centres = np.stack([sum(np.split(as_corners(box, corners), 2, axis=1)) / 2.0 for box in boxes])
     of_places = centres.mean(axis=0).var(axis=0)
     return bool((of_places >= MIN_PLACE_SHARE * centres.var(axis=(0, 1))).all())

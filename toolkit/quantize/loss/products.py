@@ -1,12 +1,80 @@
-"""Which products stay in floating point, so that they and the outputs keep their limits."""
+"""Which products stay in floating point, so that they and the outputs keep their limits.
 
-from collections.abc import Callable, Sequence
+One sample of JUDGE_EVERY, or the last of fewer, judges products of fewer bits, and nothing is
+fitted to it, unless it is the only one.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from toolkit.quantize.loss.judge import Judgement, loss_text
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
+from calibration.arrays import Sample
+from toolkit.quantize.loss.judge import Basis, Judgement, at_targets, judge, loss_text
+from toolkit.quantize.loss.parts import output_parts, split_outputs
+
+JUDGE_EVERY = 4
+MAX_ERROR = 0.3  # of a product's results (norm), relative; a trained network lost classes at 0.45
 MAX_SEARCHES = 8  # each finds a product that must stay in floating point for the outputs
+
+Outputs = Mapping[str, NDArray[Any]]
+Run = Callable[[Mapping[str, NDArray[Any]]], Outputs]
+OpenModel = Callable[[ir.Model, Sequence[str]], Run]  # of a model and tensors
+
+
+def sample_roles(samples: Iterable[Sample], most: int) -> Iterator[tuple[Sample, bool, bool]]:
+    """Yield samples, whether each fits something and whether it judges, as at most `most` do."""
+    samples = iter(samples)
+    head = list(itertools.islice(samples, JUDGE_EVERY))
+    last, judging = len(head) - 1, 0  # of few samples the last judges
+    for index, sample in enumerate(itertools.chain(head, samples)):
+        judges = index % JUDGE_EVERY == last and judging < most
+        judging += judges
+        yield sample, not judges or last == 0, judges
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """The samples that judge, and the outputs in floating point; `apart`: none fits, too."""
+
+    samples: Sequence[Sample]
+    truths: Sequence[Outputs]
+    apart: bool
+
+    def judged(
+        self, model: ir.Model, plain: ir.Model, open_model: OpenModel, bases: tuple[Basis, Basis]
+    ) -> tuple[list[Outputs], Judgement]:
+        """Return the outputs of a model and what it loses; `bases`: by samples apart or not."""
+        run = open_model(model, [str(value.name) for value in plain.graph.outputs])
+        results: list[Outputs] = [
+            {name: np.array(array) for name, array in run(sample).items()}
+            for sample in self.samples
+        ]
+        parts = output_parts(plain)
+        exact, actual = (
+            [split_outputs(parts, outputs) for outputs in each] for each in (self.truths, results)
+        )
+        return results, at_targets(judge(parts, exact, actual, basis=bases[not self.apart]))
+
+
+def problem_of(error: float, not_finite: str) -> str:
+    """Return why a product stays in floating point whatever the outputs lose; "": it need not."""
+    if error <= MAX_ERROR:
+        return ""
+    differs = f"its results differ by {error:.1%} (norm, limit {MAX_ERROR:.0%})"
+    return differs if math.isfinite(error) else not_finite
+
+
+def relative_norm(signal: float, noise: float) -> float:
+    """Return sqrt(noise / signal) of sums of squares; infinite without signal, 0 without noise."""
+    if not math.isfinite(noise) or noise > 0 == signal:
+        return math.inf
+    return math.sqrt(noise / signal) if noise else 0.0
 
 
 class Rounded(Protocol):
@@ -35,11 +103,15 @@ T = TypeVar("T", bound=Tried)
 
 @dataclass(frozen=True, slots=True)
 class Search(Generic[P, T]):
-    """What a search ended with: `first` had all products that lose too little by themselves."""
+    """What a search ended with: `first` had all products that lose too little by themselves.
+
+    `excess`: by how much the limits are missed, as accepted.
+    """
 
     result: T
     first: T
     floats: tuple[P, ...]
+    excess: str = ""
 
     @property
     def judgement(self) -> Judgement:
@@ -56,11 +128,18 @@ class Search(Generic[P, T]):
         }
 
 
-def within_limits(products: Sequence[P], tried: Callable[[Sequence[P]], T]) -> Search[P, T]:
+def within_limits(
+    products: Sequence[P], tried: Callable[[Sequence[P]], T], *, accept_loss: bool
+) -> Search[P, T]:
     """Leave products in floating point until the others and the outputs keep their limits.
 
     `products`: those with the largest errors first; `tried`: the model with some of them in float.
     """
+    if accept_loss:
+        result = tried(())
+        excess = [f"{product.name}: {product.problem}" for product in products if product.problem]
+        excess += map(loss_text, result.judgement.broken)
+        return Search(result, result, (), "; ".join(excess))
     floats = [product for product in products if product.problem]
     first = tried(floats)
     if not (first.judgement.broken and first.products):

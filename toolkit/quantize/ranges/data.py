@@ -173,7 +173,7 @@ class _Video:
         return part
 
     def __iter__(self) -> Iterator[Sample]:
-        from pipelines.sources.take import read_frames
+        from pipelines.sources.batching import read_frames
 
         self.skipped = self.names = ()
         # All frames up to the last selected one are decoded: seeking is inexact in most codecs.
@@ -228,7 +228,7 @@ def _config(path: Path) -> SourceConfig:
 
 def _count_frames(path: Path) -> int:
     """The frame count that the container declares; if it declares none, decode and count."""
-    from pipelines.sources.take import read_frames
+    from pipelines.sources.batching import read_frames
     from pipelines.vision import cv2
 
     with read_frames(_config(path)) as frames:  # SourceError: there is no such video

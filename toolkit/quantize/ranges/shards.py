@@ -316,7 +316,7 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
     with _OPENING:
         work = _opened(job)
     with ThreadPoolExecutor(1) as thread:  # hashes files while others of its threads run samples
-        own = thread.submit(_key, work.description, work.data, start, stop)
+        local_key = thread.submit(_key, work.description, work.data, start, stop)
         try:
             with about(f"samples {start} to {stop}"):
                 return _observed(
@@ -324,7 +324,7 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
                     threads=work.threads,
                 )  # fmt: skip
         finally:  # before any error of other files
-            if own.result() != key:
+            if local_key.result() != key:
                 raise RefusedError(f"has other files for samples {start} to {stop}")
 
 
@@ -356,10 +356,10 @@ def _opened(text: str) -> _Work:
         run = SharedRunner(ActivationRunner(graph, job.tensors, max(1, cores // threads)))
         assert isinstance(data, Divisible)
         stop, expected = job.first
-        own = _digest(run, next(iter(data.part(0, stop)), {}))
+        digest = _digest(run, next(iter(data.part(0, stop)), {}))
     except TandemError as error:
         raise RefusedError(f"cannot take part: {error}") from error
-    if own != expected:
+    if digest != expected:
         raise RefusedError(
             "computes other bits for the first sample: its CPU, its versions of packages or its "
             "files differ"

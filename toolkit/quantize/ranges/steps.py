@@ -260,17 +260,17 @@ def _in_shards(
     sharded = divide(job, graph, run)
     if sharded is None:
         return None
-    on_progress, own = _share(job.report, "calibrate"), ChannelWatch(run)
-    head = observe_head(own, sharded, on_progress)
+    on_progress, channel_watch = _share(job.report, "calibrate"), ChannelWatch(run)
+    head = observe_head(channel_watch, sharded, on_progress)
     if states:
         shards = iter(shards_of_files(sharded, states))
     else:
         assert job.options.workers is not None
         count = shard_count(graph, len(sharded.data) - sharded.head.stop)
         shards = shards_of_workers(sharded, count, job.options.workers, on_progress)
-    observation = merged(head, sharded, own, shards)
+    observation = merged(head, sharded, channel_watch, shards)
     if watch is not None and observation is not None:
-        watch.merge(own.alive, own.samples)
+        watch.merge(channel_watch.alive, channel_watch.samples)
     return observation
 
 
@@ -326,10 +326,10 @@ def _equalise(
 
     def refit(changed: ir.Model, rows: Rows) -> Fit:
         checkpoint = _checkpoint_of(job.options.resume, job.model_sha256, rows)
-        own = replace(job, tensors=calibrated_tensors(changed))
-        run = shared_runner(changed, own.tensors)
-        observation = observe(own, changed, run, checkpoint)
-        return fit_ranges(own, judges, changed, observation, run, exact=plain.noise.exact)
+        changed_job = replace(job, tensors=calibrated_tensors(changed))
+        run = shared_runner(changed, changed_job.tensors)
+        observation = observe(changed_job, changed, run, checkpoint)
+        return fit_ranges(changed_job, judges, changed, observation, run, exact=plain.noise.exact)
 
     return try_equalisation(plain, job.data, refit, switch)
 

@@ -155,9 +155,11 @@ def _history(database: Database, device: str) -> Html:
 
 
 def _labels_form(view: DeviceView) -> Html:
-    own = field("Labels", "labels", hint="KEY=VALUE sets one, KEY= takes it away; more with blanks")
+    labels_field = field(
+        "Labels", "labels", hint="KEY=VALUE sets one, KEY= takes it away; more with blanks"
+    )
     return Html(
         f'<form method=post action="/devices/{part(view.id)}/labels" class=card>'
-        f"<h2>Change labels</h2>{csrf_slot()}{own}"
+        f"<h2>Change labels</h2>{csrf_slot()}{labels_field}"
         "<p class=buttons><button class=primary>Change</button></p></form>"
     )

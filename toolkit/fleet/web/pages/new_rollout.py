@@ -84,8 +84,11 @@ def request_of(fields: Mapping[str, str]) -> RolloutRequest:
 def _form(bundles: tuple[StoredBundle, ...], visit: Visit) -> Html:
     defaults = msgspec.structs.asdict(RolloutRequest())
     options = [
-        (one.sha256, f"{one.name} {one.version} for {one.profile}, {one.bytes / 1e6:.1f} MB")
-        for one in bundles
+        (
+            bundle.sha256,
+            f"{bundle.name} {bundle.version} for {bundle.profile}, {bundle.bytes / 1e6:.1f} MB",
+        )
+        for bundle in bundles
     ]
     written = {name: visit.query.get(name, str(defaults[name])) for name in TEXTS}
     texts = {

@@ -1,5 +1,6 @@
 """What the site's forms do: each writes an order to the store, which the server carries out."""
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,12 +8,14 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from device.protocol.documents import Command, CommandState
 from toolkit.errors import FleetError, RolloutError
 from toolkit.fleet.authority import Authority
 from toolkit.fleet.brokers.software import SOFTWARE
 from toolkit.fleet.fleet_folder import Fleet
 from toolkit.fleet.folder import broker_files
 from toolkit.fleet.rollout import values as v
+from toolkit.fleet.server.commands import give, make_command
 from toolkit.fleet.server.control import ENROL
 from toolkit.fleet.server.operations import (
     Plan,
@@ -33,13 +36,17 @@ from toolkit.fleet.trust.certificates import expect
 from toolkit.fleet.trust.publish import StoredBundle, admit, find_stored, is_signed
 from toolkit.fleet.web.access import check_role
 from toolkit.fleet.web.frame import own_path, with_notice
+from toolkit.fleet.web.pages.answer import DeviceCommand
 from toolkit.fleet.web.pages.devices import FILTERS, devices_of
 from toolkit.fleet.web.pages.new_rollout import TYPED_ABOVE, request_of
 from toolkit.fleet.web.pages.rollouts import BUTTONS
+from toolkit.fleet.web.store_threads import StoreThreads
 from toolkit.fleet.web.visit import Visit
 
 _NUMBER = re.compile(r"[0-9]{1,15}\Z")
 Fields = Mapping[str, str]
+COMMAND_WAIT_S = 20.0  # for the device's answer
+COMMAND_EXPIRES_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +181,21 @@ FORMS: tuple[Form, ...] = (
     Form("/devices/{device}/enrol", "approver", let_enrol),
     Form("/bulk/labels", "operator", label_all),
 )
+
+
+async def run_command(
+    store: StoreThreads, fleet: Fleet, account: Account, command: DeviceCommand
+) -> CommandState | None:
+    """Give a command and wait for its end; None: the device has not answered.
+
+    Raises RolloutError: the device or the operation is not known, the broker is not there.
+    """
+    signed = await store.write(_command, command, who(account))
+    answer = await asyncio.to_thread(give, fleet, signed, wait_s=COMMAND_WAIT_S)
+    return answer.state
+
+
+def _command(database: Database, command: DeviceCommand, by: str) -> Command:
+    return make_command(
+        database, command.device, command.op, command.words, expires_s=COMMAND_EXPIRES_S, who=by
+    )

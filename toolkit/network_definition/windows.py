@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolkit.errors import NetworkError
-from toolkit.network.layers import Layer
+from toolkit.network_definition.layers import Layer
 
 Attributes = dict[str, str | int | float | Sequence[int]]
 

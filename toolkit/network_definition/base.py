@@ -8,9 +8,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from toolkit.errors import NetworkError
-from toolkit.network.draft import Attributes, Draft
-from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
-from toolkit.network.windows import Window, weights_as
+from toolkit.network_definition.draft import Attributes, Draft
+from toolkit.network_definition.layers import Layer, Operand, Tensor, tensor_of
+from toolkit.network_definition.windows import Window, weights_as
 from toolkit.plugins import Plugin
 
 

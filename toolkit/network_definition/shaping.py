@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from toolkit.errors import NetworkError
-from toolkit.network.base import NetworkBase, rank_of
-from toolkit.network.draft import Attributes, onnx_type
-from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
-from toolkit.network.operations import (
+from toolkit.network_definition.base import NetworkBase, rank_of
+from toolkit.network_definition.draft import Attributes, onnx_type
+from toolkit.network_definition.layers import Layer, Operand, Tensor, tensor_of
+from toolkit.network_definition.operations import (
     COORDINATE_TRANSFORMATIONS,
     GATHERS,
     INTERPOLATIONS,

@@ -7,9 +7,9 @@ windows      strides, padding and weights of convolutions and poolings
 draft        the graph under construction: shapes are inferred as layers come
 """
 
-from toolkit.network.layers import Layer, Tensor
-from toolkit.network.network import Network
-from toolkit.network.operations import (
+from toolkit.network_definition.layers import Layer, Tensor
+from toolkit.network_definition.network import Network
+from toolkit.network_definition.operations import (
     ActivationType,
     ElementWiseOperation,
     GatherMode,
@@ -20,7 +20,7 @@ from toolkit.network.operations import (
     TopKOperation,
     UnaryOperation,
 )
-from toolkit.network.windows import PaddingMode
+from toolkit.network_definition.windows import PaddingMode
 
 __all__ = [
     "ActivationType",

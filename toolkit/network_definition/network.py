@@ -6,10 +6,10 @@ shapes are known and checked at once.
 
 from collections.abc import Mapping, Sequence
 
-from toolkit.network.layers import Layer, Operand, tensor_of
-from toolkit.network.mathematical import MathLayers
-from toolkit.network.shaping import ShapingLayers
-from toolkit.network.weighted import WeightedLayers
+from toolkit.network_definition.layers import Layer, Operand, tensor_of
+from toolkit.network_definition.mathematical import MathLayers
+from toolkit.network_definition.shaping import ShapingLayers
+from toolkit.network_definition.weighted import WeightedLayers
 from toolkit.plugins import Attribute, Plugin
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from toolkit.errors import NetworkError
-from toolkit.network.base import NetworkBase, axes_of, one_axis_of, rank_of
-from toolkit.network.draft import Attributes
-from toolkit.network.layers import Layer, Operand, tensor_of
-from toolkit.network.operations import (
+from toolkit.network_definition.base import NetworkBase, axes_of, one_axis_of, rank_of
+from toolkit.network_definition.draft import Attributes
+from toolkit.network_definition.layers import Layer, Operand, tensor_of
+from toolkit.network_definition.operations import (
     ACTIVATIONS,
     ELEMENTWISE,
     POOLINGS,
@@ -21,7 +21,7 @@ from toolkit.network.operations import (
     TopKOperation,
     UnaryOperation,
 )
-from toolkit.network.windows import PaddingMode, Window, WindowLayer
+from toolkit.network_definition.windows import PaddingMode, Window, WindowLayer
 
 
 class MathLayers(NetworkBase):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from toolkit.errors import NetworkError, first_line
 from toolkit.graph.dtypes import IO_DTYPES
-from toolkit.network.layers import Shape, Tensor
+from toolkit.network_definition.layers import Shape, Tensor
 from toolkit.plugins import Plugin
 from toolkit.plugins import Tensor as PluginTensor
 from toolkit.plugins.functions import shapes_of

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from toolkit.errors import NetworkError
-from toolkit.network.base import NetworkBase, axes_of, one_axis_of, rank_of
-from toolkit.network.draft import Attributes
-from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
-from toolkit.network.operations import MatrixOperation
-from toolkit.network.windows import DilatedLayer, PaddingMode, Window, WindowLayer
+from toolkit.network_definition.base import NetworkBase, axes_of, one_axis_of, rank_of
+from toolkit.network_definition.draft import Attributes
+from toolkit.network_definition.layers import Layer, Operand, Tensor, tensor_of
+from toolkit.network_definition.operations import MatrixOperation
+from toolkit.network_definition.windows import DilatedLayer, PaddingMode, Window, WindowLayer
 
 
 class WeightedLayers(NetworkBase):

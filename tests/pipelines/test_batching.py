@@ -27,8 +27,8 @@ from pipelines.rate import FrameRate
 from pipelines.runtime.batch import Model
 from pipelines.runtime.pipeline import RunOptions, run_pipeline
 from pipelines.sinks.table import FrameResult
+from pipelines.sources.batching import Admission, IdleEngines, Pace, batches_of
 from pipelines.sources.live import Waiting
-from pipelines.sources.take import Admission, IdleEngines, Pace, batches_of
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 
