@@ -67,9 +67,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
     hash: str
 
 
-def append(database: Database, notes: Sequence[Note], at_s: float) -> int:
-    """Append rows, in a write transaction; return the number of the last row."""
-    seq, before = head(database)
+def append(
+    database: Database, notes: Sequence[Note], at_s: float, after: tuple[int, str] | None = None
+) -> tuple[int, str]:
+    """Append rows, in a write transaction; return number and hash of the last row. `after`: those
+    of the last row now, if they are known."""
+    seq, before = after or head(database)
     rows = []
     for note in notes:
         seq += 1
@@ -78,7 +81,7 @@ def append(database: Database, notes: Sequence[Note], at_s: float) -> int:
         rows.append((seq, at_s, note.who, note.rollout, note.kind, note.body, before))
     database.run_many("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     index_rows(database, [(row[0], note.devices) for row, note in zip(rows, notes, strict=True)])
-    return seq
+    return seq, before
 
 
 def index_rows(database: Database, rows: Iterable[tuple[int, Sequence[str]]]) -> None:
