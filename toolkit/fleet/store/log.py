@@ -32,6 +32,10 @@ class Note:
     devices: tuple[str, ...] = ()
 
 
+def _hash(before: str, *values: float | str) -> str:
+    return hashlib.sha256(before.encode() + msgspec.json.encode(values)).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class LogRow:
     """A row of the log."""
@@ -46,8 +50,7 @@ class LogRow:
 
     def hash_after(self, before: str) -> str:
         """Return the hash that this row must have after another one."""
-        values = (self.seq, self.at_s, self.who, self.rollout, self.kind, self.body)
-        return hashlib.sha256(before.encode() + msgspec.json.encode(values)).hexdigest()
+        return _hash(before, self.seq, self.at_s, self.who, self.rollout, self.kind, self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,9 @@ def append(
     rows = []
     for note in notes:
         seq += 1
-        row = LogRow(seq, at_s, note.who, note.rollout, note.kind, note.body, "")
-        before = row.hash_after(before)
-        rows.append((seq, at_s, note.who, note.rollout, note.kind, note.body, before))
+        values = (seq, at_s, note.who, note.rollout, note.kind, note.body)
+        before = _hash(before, *values)
+        rows.append((*values, before))
     database.run_many("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     index_rows(database, [(row[0], note.devices) for row, note in zip(rows, notes, strict=True)])
     return seq, before
