@@ -161,7 +161,7 @@ def test_statements_and_keys_of_a_round_do_not_grow_with_its_devices(
         store.close()
         return len(statements)
 
-    assert statements_of(2) == statements_of(40)
+    assert statements_of(2) == statements_of(40) <= 45  # of two rounds
     assert signed == [2, 40]
 
 

@@ -10,11 +10,13 @@ keeps it, and a device's own server sends it.
 """
 
 import datetime as dt
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import chain
 
 import msgspec
 
@@ -89,6 +91,7 @@ class Control:
         self.servers: tuple[str, ...] = ()
         self._known_owners: tuple[tuple[str, ...], dict[str, bool]] = ((), {})
         self.is_reloaded = False
+        self._renews_s = -math.inf  # before then no document is to be renewed
         with database.snapshot():
             self._load()
         lease.acquire(database, holder)
@@ -119,8 +122,8 @@ class Control:
         with self.write():
             at_s = self._database.now_s()  # no earlier than what another server has kept
             departed = set(self.decommissioned)
-            this = self._follow()
-            self._take_orders(this)
+            this, rows = self._follow()
+            self._take_orders(this, rows)
             # What a device said before it left does not bring it back.
             departed = self.decommissioned - departed
             changed = {
@@ -191,6 +194,7 @@ class Control:
     def _load(self) -> None:
         """Read all, as of what was carried out."""
         self._applied = rollouts.applied(self._database)
+        self._head: tuple[int, str] | None = None  # number and hash of the last row of the log
         self._specs = rollouts.load_specs(self._database)
         self._states = self._replay()
         self._owners = owners(self._states)
@@ -212,8 +216,11 @@ class Control:
         """Whether a round would do something although no device was heard."""
         if log.head(self._database)[0] != self._applied:
             return True
-        if rollouts.first_expiry(self._database) < _renewed_until(at_s):
-            return True
+        if at_s >= self._renews_s:
+            first_s = rollouts.first_expiry(self._database)
+            if first_s < _renewed_until(at_s):
+                return True
+            self._renews_s = min(first_s, at_s + EXPIRES_S) - EXPIRES_S / 2
         return any(self._is_tick_due(number, at_s) for number in self._states)
 
     def _is_tick_due(self, number: int, at_s: float) -> bool:
@@ -229,21 +236,22 @@ class Control:
 
     # -- one round, inside its transaction
 
-    def _follow(self) -> _Round:
-        """Begin a round with what other servers have carried out since the last one."""
-        carried = rollouts.applied(self._database)
-        rows = log.rows_after(self._database, self._applied, carried)
-        first = next(rows, None)
-        if carried > self._applied and (first is None or first.seq != self._applied + 1):
+    def _follow(self) -> tuple[_Round, Iterator[log.LogRow]]:
+        """Begin a round with what other servers have carried out since the last one; return also
+        the later rows of the log."""
+        carried, rows = rollouts.applied(self._database), self._later_rows()
+        row = next(rows, None)
+        if carried > self._applied and (row is None or row.seq != self._applied + 1):
             # They were archived meanwhile, and with them what was sent.
             self._load()
             self.devices.save_beats()
             self._load_devices()
             self.is_reloaded = True
-            return _Round(dict(self._states), dict(self._states))
+            this = _Round(dict(self._states), dict(self._states))
+            return this, self._later_rows()
         events: dict[int, list[v.Event]] = {}
         this = _Round(dict(self._states))
-        for row in (*(() if first is None else (first,)), *rows):
+        while row is not None and row.seq <= carried:
             if row.kind == log.EVENT:
                 events.setdefault(row.rollout, []).append(v.EVENTS.decode(row.body))
             elif row.kind == DOCUMENT:
@@ -252,9 +260,8 @@ class Control:
                 self._take_label(row)
             elif row.kind == DECOMMISSION:
                 self._forget(msgspec.json.decode(row.body)["device"])
-        if events:
-            self._specs.update(rollouts.load_specs(self._database, max(self._specs, default=0)))
-            self._releases = rollouts.load_releases(self._database)
+            row = next(rows, None)
+        self._meet(events)
         for number, told in events.items():
             self._apply(this, number, told)
             if not _ROUTING.isdisjoint(map(type, told)) or _waits(self._states, number):
@@ -262,21 +269,31 @@ class Control:
         this.actions.clear()  # their documents are made
         this.before = dict(this.states)
         self._applied = max(self._applied, carried)
-        return this
+        return this, rows if row is None else chain((row,), rows)
 
-    def _take_orders(self, this: _Round) -> None:
-        """Take what operators have put into the log, and no server has carried out."""
-        self._specs.update(rollouts.load_specs(self._database, max(self._specs, default=0)))
+    def _later_rows(self) -> Iterator[log.LogRow]:
+        """Yield the rows of the log after those that were carried out."""
         for row in log.rows_after(self._database, self._applied):
+            self._head = row.seq, row.hash
+            yield row
+
+    def _meet(self, numbers: Iterable[int]) -> None:
+        """Read the rollouts that are new, and the releases, which come with rollouts alone."""
+        if not self._specs.keys() >= set(numbers):
+            self._specs.update(rollouts.load_specs(self._database, max(self._specs, default=0)))
+            self._releases = rollouts.load_releases(self._database)
+
+    def _take_orders(self, this: _Round, rows: Iterable[log.LogRow]) -> None:
+        """Take what operators have put into the log, and no server has carried out."""
+        for row in rows:
             if row.kind == LABEL:
                 self._take_label(row)
             if row.kind == DECOMMISSION:
                 self._decommission(this, msgspec.json.decode(row.body)["device"], row.at_s)
             if row.kind == log.EVENT:
                 event = v.EVENTS.decode(row.body)
+                self._meet([row.rollout])
                 self._apply(this, row.rollout, [event])
-                if isinstance(event, v.Started):
-                    self._releases = rollouts.load_releases(self._database)
                 if isinstance(event, v.Started) and not this.states[row.rollout].waits:
                     devices = [member.device for member in event.members]
                     self._take_over(this, row.rollout, devices, event.at_s)
@@ -419,6 +436,8 @@ class Control:
     def _renewed(self, at_s: float, but: Set[str]) -> list[DesiredRow]:
         """Return documents that would expire, anew: the device runs what it ran. `but`: devices
         that something else is sent to."""
+        if at_s < self._renews_s:
+            return []
         return self._signed(
             [
                 self._draft(
@@ -492,7 +511,8 @@ class Control:
             log.Note(SERVER, DOCUMENT, _sent_text(row), row.rollout, (row.device,))
             for row in documents
         ]
-        self._applied = log.append(database, notes, at_s)
+        self._head = log.append(database, notes, at_s, self._head)
+        self._applied = self._head[0]
         rollouts.set_applied(database, self._applied)
         rollouts.save_desired(database, documents)
         save_devices(database, changed.values())

@@ -327,8 +327,11 @@ class FleetServer:
         """Take events for a moment; return how many, and when the first one was taken."""
         taken, first_s, until_s = 0, 0.0, time.monotonic() + ROUND_S
         while (wait_s := until_s - time.monotonic()) > 0.0:
+            is_idle = self._events.empty()  # to wait takes longer than to take what is there
             try:
-                event = self._events.get(timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s)
+                event = self._events.get(
+                    is_idle, timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s
+                )
             except queue.Empty:
                 self._send(control, link)
                 continue
@@ -469,7 +472,8 @@ class FleetServer:
         if kind == "state":
             state = _newer(row.state, decode(message.payload, StateDocument))
             # Nobody signs it, and what is lost is said by the broker.
-            believed = state.state != "lost" and not self._reader.knows(row.id)
+            is_now = not message.retained and state.state != "lost"
+            believed = is_now and not self._reader.knows(row.id)
             return replace(row, state=state, heard_s=now_s if believed else row.heard_s)
         return (self._reported if kind == "reported" else self._beat)(row, message, now_s)
 

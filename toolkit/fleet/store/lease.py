@@ -17,6 +17,7 @@ from toolkit.fleet.store.database import Database
 
 LEASE_S = 5.0
 ALONE = "server"  # name of the lease of a server of before leases were shared
+LOST = "another server has taken over this fleet: this one stops"
 
 
 class LeaseLostError(RolloutError):
@@ -105,13 +106,15 @@ def _excludes(database: Database, others: Sequence[LeaseRow]) -> bool:
 
 
 def check(database: Database, holder: str) -> tuple[str, ...]:
-    """Renew a lease inside a write transaction, and end those that have run out; return who has
-    one. LeaseLostError: the other servers have ended this one's.
+    """End the leases that have run out, but for the holder's own, in a write transaction that ends
+    with its renewal; return who has one. LeaseLostError: the other servers have ended this one's.
 
     So nothing is kept by a server that was thought dead, and all agree on who lives.
     """
-    renew(database, holder)
-    return tuple(row.holder for row in _living(database, holder))
+    holders = tuple(row.holder for row in _living(database, holder))
+    if holder not in holders:
+        raise LeaseLostError(LOST)
+    return holders
 
 
 def renew(database: Database, holder: str) -> None:
@@ -122,7 +125,7 @@ def renew(database: Database, holder: str) -> None:
         LEASE_S, holder, holder,
     )  # fmt: skip
     if changed != 1:
-        raise LeaseLostError("another server has taken over this fleet: this one stops")
+        raise LeaseLostError(LOST)
 
 
 def _living(database: Database, me: str = "") -> list[LeaseRow]:

@@ -32,6 +32,10 @@ class Note:
     devices: tuple[str, ...] = ()
 
 
+def _hash(before: str, *values: float | str) -> str:
+    return hashlib.sha256(before.encode() + msgspec.json.encode(values)).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class LogRow:
     """A row of the log."""
@@ -46,8 +50,7 @@ class LogRow:
 
     def hash_after(self, before: str) -> str:
         """Return the hash that this row must have after another one."""
-        values = (self.seq, self.at_s, self.who, self.rollout, self.kind, self.body)
-        return hashlib.sha256(before.encode() + msgspec.json.encode(values)).hexdigest()
+        return _hash(before, self.seq, self.at_s, self.who, self.rollout, self.kind, self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +70,21 @@ class Checkpoint(msgspec.Struct, frozen=True):
     hash: str
 
 
-def append(database: Database, notes: Sequence[Note], at_s: float) -> int:
-    """Append rows, in a write transaction; return the number of the last row."""
-    seq, before = head(database)
+def append(
+    database: Database, notes: Sequence[Note], at_s: float, after: tuple[int, str] | None = None
+) -> tuple[int, str]:
+    """Append rows, in a write transaction; return number and hash of the last row. `after`: those
+    of the last row now, if they are known."""
+    seq, before = after or head(database)
     rows = []
     for note in notes:
         seq += 1
-        row = LogRow(seq, at_s, note.who, note.rollout, note.kind, note.body, "")
-        before = row.hash_after(before)
-        rows.append((seq, at_s, note.who, note.rollout, note.kind, note.body, before))
+        values = (seq, at_s, note.who, note.rollout, note.kind, note.body)
+        before = _hash(before, *values)
+        rows.append((*values, before))
     database.run_many("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     index_rows(database, [(row[0], note.devices) for row, note in zip(rows, notes, strict=True)])
-    return seq
+    return seq, before
 
 
 def index_rows(database: Database, rows: Iterable[tuple[int, Sequence[str]]]) -> None:

@@ -54,7 +54,7 @@ def note_events(
     database: Database, number: int, events: Iterable[v.Event], at_s: float, who: str
 ) -> int:
     """Append events of a rollout to the log; return the number of the last row."""
-    return append(database, [event_note(event, number, who) for event in events], at_s)
+    return append(database, [event_note(event, number, who) for event in events], at_s)[0]
 
 
 def event_note(event: v.Event, number: int, who: str) -> Note:

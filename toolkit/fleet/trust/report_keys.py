@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -15,7 +16,7 @@ from device.protocol.device_key import SCHEME, keyid_of_pem
 from device.protocol.documents import Reported
 from device.protocol.signed import Told, open_told
 from toolkit.errors import FleetError
-from toolkit.fleet.authority import read_certificate, read_revoked
+from toolkit.fleet.authority import read_revoked
 
 _SIGNED_WITH = ec.ECDSA(SHA256())
 DEVICES = "devices"  # of the CA's folder: a folder of certificates for each device
@@ -88,22 +89,22 @@ class ReportKeys:
         if known is None or known[0] != changed:
             if self._revoked[0] != revoked_ns:
                 self._revoked = (revoked_ns, frozenset(read_revoked(self._folder)))
-            known = self._known[device] = (changed, self._read_keys(Path(folder)))
+            known = self._known[device] = (changed, self._read_keys(folder))
         return known[1]
 
-    def _read_keys(self, folder: Path) -> dict[str, Key]:
+    def _read_keys(self, folder: str) -> dict[str, Key]:
         revoked = self._revoked[1]
         keys: dict[str, Key] = {}
         for name in sorted(os.listdir(folder)):
-            stem, suffix = os.path.splitext(name)
-            if suffix != ".crt" or stem in revoked:
+            if not name.endswith(".crt") or name[: -len(".crt")] in revoked:
                 continue
             try:
-                parsed = read_certificate(folder / name).public_key()
+                with open(f"{folder}/{name}", "rb", buffering=0) as file:
+                    parsed = x509.load_pem_x509_certificate(file.read()).public_key()
                 if not isinstance(parsed, ec.EllipticCurvePublicKey):
                     continue
                 key = _DeviceKey(parsed)
-            except (FleetError, ValueError):  # not one of ours
+            except (OSError, ValueError):  # not one of ours
                 continue
             keys[key.keyid] = key
         return keys
