@@ -1,5 +1,6 @@
 """Engines whose kernels store BF16: of models in BF16, and by `--precision bf16`."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,19 +8,25 @@ from typing import Any
 
 import cuda_double
 import ml_dtypes
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from cli_fixtures import invoke, output_of
+from golden_fixtures import packed
 from gpu_graphs import Case, node, normal
+from model_fixtures import small_convnet
 from onnx import TensorProto, helper, numpy_helper
 
 from calibration.table import CalibrationTable
-from device.engine.arithmetic import arithmetic_of
+from device.engine.arithmetic import FLOAT8_STEP, arithmetic_of, arithmetic_title
+from device.engine.file import open_engine
 from device.runtime.session import open_session
+from toolkit.cli.pages.engine_nodes import read_nodes
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError
+from toolkit.fleet.web.pages.release import _read_engine_rows
 from toolkit.graph.passes import run_passes
 from toolkit.graph.widen import widen
 from toolkit.importers.onnx import import_model
@@ -214,6 +221,49 @@ def test_options_of_the_command(case: Case, tmp_path: Path, rng: np.random.Gener
         done = invoke(*words, *more)
         assert done.exit_code, more
         assert refusal in f"{done.output} {done.exception}", more
+
+
+def test_all_that_names_the_precision_of_an_engine_says_bf16(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = tmp_path / "built"
+    folder.mkdir()
+    model = small_convnet(folder / "m.onnx", rng)
+    options = BuildOptions(precision="bf16", kernels=False)
+    engine = build_engine(model, "orin-nx-16gb", folder / "e", options).path
+    report = json.loads(output_of("compare", model, engine, "--random", "1", "--json"))
+    assert report["precisions"] == ["fp32", "bf16"]
+    np.save(folder / "x.npy", rng.random((1, 3, 32, 32), np.float32))
+    words = ("compare", engine, "--model", model, "--data", folder / "x.npy", "--json")
+    beside = json.loads(output_of(*words))
+    assert (beside["precision"], beside["graph"]) == ("bf16", "GPU BF16")
+    times = output_of("bench", engine, "--iterations", "1", "--warmup", "0", "--json")
+    assert json.loads(times)["precision"] == "bf16"
+    bundle = packed(folder, engine, "b.bundle")
+    (view,) = json.loads(output_of("bundle", "inspect", bundle, "--json"))["engines"]
+    assert view["precision"] == "bf16"
+    assert '"tandem:precision", "value": "bf16"' in " ".join(
+        output_of("bundle", "sbom", bundle).split()
+    )
+    assert [row.precision for row in _read_engine_rows(bundle)] == ["bf16"]
+
+
+def test_nodes_of_kernels_are_named_bf16(case: Case, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    with cuda_double.interpreted_cubins():
+        built = build(case.model(), tmp_path, precision="bf16", kernels=True)
+    with open_engine(built.path) as engine:
+        nodes = read_nodes(engine)
+    assert {(node.precision, node.computes) for node in nodes} == {("fp16", "BF16")}
+
+
+def test_an_engine_of_two_narrow_types_is_called_by_both(case: Case, tmp_path: Path) -> None:
+    manifest = build(case.model(), tmp_path, precision="bf16").manifest
+    provenance = msgspec.structs.replace(
+        manifest.provenance, passes=(FLOAT8_STEP, *manifest.provenance.passes)
+    )
+    both = msgspec.structs.replace(manifest, provenance=provenance)
+    assert (arithmetic_of(both), arithmetic_title(both)) == ("bf16+fp8", "BF16+FP8")
 
 
 def test_other_commands_read_models_in_bf16(

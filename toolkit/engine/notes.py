@@ -46,7 +46,7 @@ def _unread_times(front: Frontend) -> Iterable[str]:
         dropped = [row.nodes for row in times.times if row not in known.times]
         if times.precision not in used:
             more = " and no times in int8 are given" if precision == "int8" else ""
-            yield f"{name} were not read: the engine is {precision}{more}"
+            yield f"{name} were not read: the engine is {front.kernel_precision}{more}"
         elif dropped:
             yield (
                 f"{len(dropped)} of {len(times.times)} rows of {name} were not read: they name "
