@@ -26,6 +26,7 @@ from device.runtime.session import open_session
 from toolkit.cli.pages.engine_nodes import read_nodes
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError
+from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 from toolkit.fleet.web.pages.release import _read_engine_rows
 from toolkit.graph.passes import run_passes
 from toolkit.graph.widen import widen
@@ -273,6 +274,28 @@ def test_other_commands_read_models_in_bf16(
     np.savez(tmp_path / "x.npz", **case.feeds(rng))
     data = ("--data", tmp_path / "x.npz")
     assert "A and B agree" in output_of("compare", tmp_path / "m.onnx", tmp_path / "e", *data)
+
+
+def test_the_import_says_that_casts_to_bf16_round_no_more(
+    case: Case, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], name="narrow", to=BF16),
+        helper.make_node("Cast", ["b"], ["f"], name="wide", to=TensorProto.FLOAT),
+        node("Relu", "f", "y"),
+    ]
+    x = np.abs(normal(rng, 4))
+    onnx.save(Case(nodes, {"x": (4,)}, {}).model(), tmp_path / "m.onnx")
+    imported = import_model(tmp_path / "m.onnx")
+    assert [node.op_type for node in imported.model.graph] == ["Relu"]
+    (y,) = OnnxRunner(imported.model, "m").run({"x": x}).values()
+    assert np.array_equal(y, x)
+    assert not np.array_equal(y, rounded(x))
+    (note,) = imported.notes
+    assert note.endswith("read as FP32, which holds their numbers; Casts to BF16 do not round: 1")
+    onnx.save(in_bfloat16(case.model(), ports=True), tmp_path / "m.onnx")
+    (note,) = import_model(tmp_path / "m.onnx").notes
+    assert note.endswith("which holds their numbers")
 
 
 def test_constants_attributes_and_branches_become_fp32() -> None:
