@@ -249,6 +249,30 @@ def test_all_that_names_the_precision_of_an_engine_says_bf16(
     assert [row.precision for row in _read_engine_rows(bundle)] == ["bf16"]
 
 
+def test_a_plan_in_bf16_is_that_of_the_build(case: Case, tmp_path: Path) -> None:
+    built = build(case.model(), tmp_path, precision="bf16").plan
+    words = ("plan", tmp_path / "m.onnx", "--profile")
+    text = output_of(*words, "orin-nx-16gb", "--precision", "bf16", "--json")
+    (plan,) = json.loads(text)["plans"]
+    assert (plan["precision"], built.arithmetic) == ("bf16", "bf16")
+    assert [row["processor"] for row in plan["segments"]] == ["gpu"]
+    assert [segment.processor for segment in built.segments] == ["gpu"]
+    assert [row["predicted_us"] for row in plan["segments"]] == [
+        pytest.approx(cost.predicted_us) for cost in built.costs
+    ]
+    title = output_of(*words, "orin-nx-16gb", "--precision", "bf16").splitlines()[0]
+    assert title.startswith("plan for orin-nx-16gb, bf16, ")
+    for more, refusal in (
+        (("agx-xavier-32gb",), "BF16 is not supported: GPUs from SM 80 on compute it; that of "
+         "agx-xavier-32gb has SM 72. Build with --precision fp32, or with fp16"),
+        (("orin-nx-16gb", "--explain", "c"), "BF16 runs nothing on the DLA"),
+        (("orin-nx-16gb", "--table", tmp_path / "t.json"), "--precision bf16 has no use for it"),
+    ):  # fmt: skip
+        done = invoke(*words, *more, "--precision", "bf16")
+        assert done.exit_code, more
+        assert refusal in f"{done.output} {done.exception}", more
+
+
 def test_nodes_of_kernels_are_named_bf16(case: Case, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     with cuda_double.interpreted_cubins():
