@@ -273,6 +273,19 @@ def test_a_plan_in_bf16_is_that_of_the_build(case: Case, tmp_path: Path) -> None
         assert refusal in f"{done.output} {done.exception}", more
 
 
+def test_an_export_of_bf16_is_refused_with_what_to_do(case: Case, tmp_path: Path) -> None:
+    build(case.model(), tmp_path, "agx-orin-64gb", precision="bf16")
+    done = invoke("export", tmp_path / "e", "--to", "trtexec", "-o", tmp_path / "out")
+    text = f"{done.output} {done.exception}"
+    assert "computes in BF16, of which no files for TensorRT are written" in text
+    assert "export an engine built with --precision fp32" in text
+    assert done.exit_code
+    assert not (tmp_path / "out").exists()
+    shown = output_of("export", tmp_path / "e", "--to", "triton", "-o", tmp_path / "repository")
+    assert "no scripts for TensorRT" in shown
+    assert "computes in BF16" in shown
+
+
 def test_nodes_of_kernels_are_named_bf16(case: Case, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     with cuda_double.interpreted_cubins():
