@@ -28,6 +28,7 @@ from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError
 from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 from toolkit.fleet.web.pages.release import _read_engine_rows
+from toolkit.gpu.beyond_half import beyond_bfloat16
 from toolkit.graph.passes import run_passes
 from toolkit.graph.widen import widen
 from toolkit.importers.onnx import import_model
@@ -271,6 +272,35 @@ def test_a_plan_in_bf16_is_that_of_the_build(case: Case, tmp_path: Path) -> None
         done = invoke(*words, *more, "--precision", "bf16")
         assert done.exit_code, more
         assert refusal in f"{done.output} {done.exception}", more
+
+
+def test_counts_stay_in_fp32(tmp_path: Path) -> None:
+    """Above 256 BF16 has no odd numbers. What rearranges counts has them in FP32, too."""
+    nodes = [
+        node("CumSum", "x axis", "sums"),
+        node("Transpose", "sums", "turned", perm=[1, 0]),
+        node("Relu", "turned", "y"),
+    ]
+    model = Case(nodes, {"x": (1, 512)}, {"axis": np.array(1, np.int64)}).model()
+    assert (
+        "CumSum:sums (CumSum, BF16 has no odd numbers above 256)"
+        in build(model, tmp_path, precision="bf16").report
+    )
+    graph = run_passes(import_model(tmp_path / "m.onnx").model)[0]
+    assert beyond_bfloat16(graph).keys() == {"sums", "turned"}
+
+
+def test_kernels_count_beyond_256(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    nodes = [node("CumSum", "x axis", "sums"), node("MatMul", "sums last", "y")]
+    last = np.eye(272, 16, -256, dtype=np.float32)
+    weights = {"axis": np.array(1, np.int64), "last": last}
+    with cuda_double.interpreted_cubins():
+        build(Case(nodes, {"x": (1, 272)}, weights).model(), tmp_path,
+              precision="bf16", kernels=True)  # fmt: skip
+    with cuda_double.installed(), open_session(tmp_path / "e") as session:
+        (y,) = session.infer({"x": np.ones((1, 272), np.float32)}).values()
+    assert np.array_equal(y[0], np.arange(257, 273, dtype=np.float32))
 
 
 def test_an_export_of_bf16_is_refused_with_what_to_do(case: Case, tmp_path: Path) -> None:
