@@ -11,10 +11,10 @@ INT4_KERNELS = frozenset({"int4_gemm", "int4_matrix_vector"})  # of weights of 4
 
 
 def arithmetic_of(manifest: Manifest) -> str:
-    """Return "fp8", "bf16", the precision of an engine, or that with INT4 weights."""
-    steps = {FLOAT8_STEP: "fp8", BFLOAT16_STEP: "bf16"}
-    passes = manifest.provenance.passes
-    name = next((steps[step] for step in passes if step in steps), manifest.provenance.precision)
+    """Return "fp8", "bf16", both as "bf16+fp8", else the precision, or that with INT4 weights."""
+    steps = {BFLOAT16_STEP: "bf16", FLOAT8_STEP: "fp8"}
+    names = [name for step, name in steps.items() if step in manifest.provenance.passes]
+    name = "+".join(names) or manifest.provenance.precision
     functions = {
         kernel.function
         for segment in manifest.segments
@@ -23,3 +23,9 @@ def arithmetic_of(manifest: Manifest) -> str:
         for kernel in implementation.kernels
     }
     return name if INT4_KERNELS.isdisjoint(functions) else f"{name} with INT4 weights"
+
+
+def arithmetic_title(manifest: Manifest) -> str:
+    """Return what an engine computes in as a title: its types in capitals."""
+    name, *more = arithmetic_of(manifest).split(" ", 1)
+    return " ".join((name.upper(), *more))

@@ -1,5 +1,6 @@
 """Engines whose kernels store BF16: of models in BF16, and by `--precision bf16`."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,19 +8,27 @@ from typing import Any
 
 import cuda_double
 import ml_dtypes
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from cli_fixtures import invoke, output_of
+from golden_fixtures import packed
 from gpu_graphs import Case, node, normal
+from model_fixtures import small_convnet
 from onnx import TensorProto, helper, numpy_helper
 
 from calibration.table import CalibrationTable
-from device.engine.arithmetic import arithmetic_of
+from device.engine.arithmetic import FLOAT8_STEP, arithmetic_of, arithmetic_title
+from device.engine.file import open_engine
 from device.runtime.session import open_session
+from toolkit.cli.pages.engine_nodes import read_nodes
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError
+from toolkit.evaluate.infer.onnx_runner import OnnxRunner
+from toolkit.fleet.web.pages.release import _read_engine_rows
+from toolkit.gpu.beyond_half import beyond_bfloat16
 from toolkit.graph.passes import run_passes
 from toolkit.graph.widen import widen
 from toolkit.importers.onnx import import_model
@@ -216,6 +225,115 @@ def test_options_of_the_command(case: Case, tmp_path: Path, rng: np.random.Gener
         assert refusal in f"{done.output} {done.exception}", more
 
 
+def test_all_that_names_the_precision_of_an_engine_says_bf16(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = tmp_path / "built"
+    folder.mkdir()
+    model = small_convnet(folder / "m.onnx", rng)
+    options = BuildOptions(precision="bf16", kernels=False)
+    engine = build_engine(model, "orin-nx-16gb", folder / "e", options).path
+    report = json.loads(output_of("compare", model, engine, "--random", "1", "--json"))
+    assert report["precisions"] == ["fp32", "bf16"]
+    np.save(folder / "x.npy", rng.random((1, 3, 32, 32), np.float32))
+    words = ("compare", engine, "--model", model, "--data", folder / "x.npy", "--json")
+    beside = json.loads(output_of(*words))
+    assert (beside["precision"], beside["graph"]) == ("bf16", "GPU BF16")
+    times = output_of("bench", engine, "--iterations", "1", "--warmup", "0", "--json")
+    assert json.loads(times)["precision"] == "bf16"
+    bundle = packed(folder, engine, "b.bundle")
+    (view,) = json.loads(output_of("bundle", "inspect", bundle, "--json"))["engines"]
+    assert view["precision"] == "bf16"
+    assert '"tandem:precision", "value": "bf16"' in " ".join(
+        output_of("bundle", "sbom", bundle).split()
+    )
+    assert [row.precision for row in _read_engine_rows(bundle)] == ["bf16"]
+
+
+def test_a_plan_in_bf16_is_that_of_the_build(case: Case, tmp_path: Path) -> None:
+    built = build(case.model(), tmp_path, precision="bf16").plan
+    words = ("plan", tmp_path / "m.onnx", "--profile")
+    text = output_of(*words, "orin-nx-16gb", "--precision", "bf16", "--json")
+    (plan,) = json.loads(text)["plans"]
+    assert (plan["precision"], built.arithmetic) == ("bf16", "bf16")
+    assert [row["processor"] for row in plan["segments"]] == ["gpu"]
+    assert [segment.processor for segment in built.segments] == ["gpu"]
+    assert [row["predicted_us"] for row in plan["segments"]] == [
+        pytest.approx(cost.predicted_us) for cost in built.costs
+    ]
+    title = output_of(*words, "orin-nx-16gb", "--precision", "bf16").splitlines()[0]
+    assert title.startswith("plan for orin-nx-16gb, bf16, ")
+    for more, refusal in (
+        (("agx-xavier-32gb",), "BF16 is not supported: GPUs from SM 80 on compute it; that of "
+         "agx-xavier-32gb has SM 72. Build with --precision fp32, or with fp16"),
+        (("orin-nx-16gb", "--explain", "c"), "BF16 runs nothing on the DLA"),
+        (("orin-nx-16gb", "--table", tmp_path / "t.json"), "--precision bf16 has no use for it"),
+    ):  # fmt: skip
+        done = invoke(*words, *more, "--precision", "bf16")
+        assert done.exit_code, more
+        assert refusal in f"{done.output} {done.exception}", more
+
+
+def test_counts_stay_in_fp32(tmp_path: Path) -> None:
+    """Above 256 BF16 has no odd numbers. What rearranges counts has them in FP32, too."""
+    nodes = [
+        node("CumSum", "x axis", "sums"),
+        node("Transpose", "sums", "turned", perm=[1, 0]),
+        node("Relu", "turned", "y"),
+    ]
+    model = Case(nodes, {"x": (1, 512)}, {"axis": np.array(1, np.int64)}).model()
+    assert (
+        "CumSum:sums (CumSum, BF16 has no odd numbers above 256)"
+        in build(model, tmp_path, precision="bf16").report
+    )
+    graph = run_passes(import_model(tmp_path / "m.onnx").model)[0]
+    assert beyond_bfloat16(graph).keys() == {"sums", "turned"}
+
+
+def test_kernels_count_beyond_256(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    nodes = [node("CumSum", "x axis", "sums"), node("MatMul", "sums last", "y")]
+    last = np.eye(272, 16, -256, dtype=np.float32)
+    weights = {"axis": np.array(1, np.int64), "last": last}
+    with cuda_double.interpreted_cubins():
+        build(Case(nodes, {"x": (1, 272)}, weights).model(), tmp_path,
+              precision="bf16", kernels=True)  # fmt: skip
+    with cuda_double.installed(), open_session(tmp_path / "e") as session:
+        (y,) = session.infer({"x": np.ones((1, 272), np.float32)}).values()
+    assert np.array_equal(y[0], np.arange(257, 273, dtype=np.float32))
+
+
+def test_an_export_of_bf16_is_refused_with_what_to_do(case: Case, tmp_path: Path) -> None:
+    build(case.model(), tmp_path, "agx-orin-64gb", precision="bf16")
+    done = invoke("export", tmp_path / "e", "--to", "trtexec", "-o", tmp_path / "out")
+    text = f"{done.output} {done.exception}"
+    assert "computes in BF16, of which no files for TensorRT are written" in text
+    assert "export an engine built with --precision fp32" in text
+    assert done.exit_code
+    assert not (tmp_path / "out").exists()
+    shown = output_of("export", tmp_path / "e", "--to", "triton", "-o", tmp_path / "repository")
+    assert "no scripts for TensorRT" in shown
+    assert "computes in BF16" in shown
+
+
+def test_nodes_of_kernels_are_named_bf16(case: Case, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    with cuda_double.interpreted_cubins():
+        built = build(case.model(), tmp_path, precision="bf16", kernels=True)
+    with open_engine(built.path) as engine:
+        nodes = read_nodes(engine)
+    assert {(node.precision, node.computes) for node in nodes} == {("fp16", "BF16")}
+
+
+def test_an_engine_of_two_narrow_types_is_called_by_both(case: Case, tmp_path: Path) -> None:
+    manifest = build(case.model(), tmp_path, precision="bf16").manifest
+    provenance = msgspec.structs.replace(
+        manifest.provenance, passes=(FLOAT8_STEP, *manifest.provenance.passes)
+    )
+    both = msgspec.structs.replace(manifest, provenance=provenance)
+    assert (arithmetic_of(both), arithmetic_title(both)) == ("bf16+fp8", "BF16+FP8")
+
+
 def test_other_commands_read_models_in_bf16(
     case: Case, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -223,6 +341,28 @@ def test_other_commands_read_models_in_bf16(
     np.savez(tmp_path / "x.npz", **case.feeds(rng))
     data = ("--data", tmp_path / "x.npz")
     assert "A and B agree" in output_of("compare", tmp_path / "m.onnx", tmp_path / "e", *data)
+
+
+def test_the_import_says_that_casts_to_bf16_round_no_more(
+    case: Case, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], name="narrow", to=BF16),
+        helper.make_node("Cast", ["b"], ["f"], name="wide", to=TensorProto.FLOAT),
+        node("Relu", "f", "y"),
+    ]
+    x = np.abs(normal(rng, 4))
+    onnx.save(Case(nodes, {"x": (4,)}, {}).model(), tmp_path / "m.onnx")
+    imported = import_model(tmp_path / "m.onnx")
+    assert [node.op_type for node in imported.model.graph] == ["Relu"]
+    (y,) = OnnxRunner(imported.model, "m").run({"x": x}).values()
+    assert np.array_equal(y, x)
+    assert not np.array_equal(y, rounded(x))
+    (note,) = imported.notes
+    assert note.endswith("read as FP32, which holds their numbers; Casts to BF16 do not round: 1")
+    onnx.save(in_bfloat16(case.model(), ports=True), tmp_path / "m.onnx")
+    (note,) = import_model(tmp_path / "m.onnx").notes
+    assert note.endswith("which holds their numbers")
 
 
 def test_constants_attributes_and_branches_become_fp32() -> None:

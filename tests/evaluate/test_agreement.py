@@ -22,7 +22,7 @@ from toolkit.cli.main import tandem
 from toolkit.evaluate.agreement.compare import Compared, _Rows
 from toolkit.evaluate.agreement.figures import DECADES, Tally
 from toolkit.evaluate.agreement.report import compared_text
-from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances
+from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances, lower
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 
@@ -137,9 +137,13 @@ def test_a_tolerance_is_that_of_its_tensor() -> None:
     assert stated.of("y", "fp32") == Tolerance(2.0, 0.0)
     assert stated.of("z", "int8") == Tolerance(1e-3, 0.0)
     assert Tolerances().of("z", "fp16") == Tolerance(1e-2, 1e-2)
+    assert Tolerances().of("z", "bf16") == Tolerance(8e-2, 8e-2)
     assert Tolerances().of("z", "fp16", whole=True) == Tolerance(0.0, 0.0)
     assert stated.of("z", "fp32", whole=True) == Tolerance(1e-3, 0.0)
-    assert not Tolerances().of("z", "int8").judges
+    for lossy in ("int8", "fp8", "fp16 with INT4 weights"):
+        assert not Tolerances().of("z", lower(lossy, "bf16")).judges
+        assert lower("bf16", lossy) == lossy
+    assert lower("bf16", "fp16") == lower("fp16", "bf16") == "bf16"
     assert Tolerances(sqnr_db={"": 20.0}).of("z", "fp32") == Tolerance(None, None, 20.0)
 
 

@@ -43,7 +43,6 @@ class Frontend:
     `no_gain`: nodes on the GPU for which INT8 saves no time, and why, once they are known to run
     there. `wide`: tensors that FP16 does not hold, so that GPU kernels have them in FP32. `float8`:
     which products are FP8, and `int4` which have INT4 weights; None where none is asked for.
-    `bfloat16`: kernels store floats as BF16.
     """
 
     options: BuildOptions
@@ -65,7 +64,11 @@ class Frontend:
     batching: Batching = field(default_factory=Batching)
     float8: Float8Model | None = None
     int4: Int4Model | None = None
-    bfloat16: bool = False
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether kernels store floats as BF16."""
+        return self.plan.bfloat16
 
     @property
     def kernel_precision(self) -> "KernelPrecision":

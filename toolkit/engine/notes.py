@@ -46,7 +46,7 @@ def _unread_times(front: Frontend) -> Iterable[str]:
         dropped = [row.nodes for row in times.times if row not in known.times]
         if times.precision not in used:
             more = " and no times in int8 are given" if precision == "int8" else ""
-            yield f"{name} were not read: the engine is {precision}{more}"
+            yield f"{name} were not read: the engine is {front.kernel_precision}{more}"
         elif dropped:
             yield (
                 f"{len(dropped)} of {len(times.times)} rows of {name} were not read: they name "
@@ -74,14 +74,14 @@ def _wide_notes(front: Frontend) -> Iterable[str]:
         for name, row in list(rows.items())[:_MAX_REASONS]
     ]
     more = f" and {len(rows) - _MAX_REASONS} more" if len(rows) > _MAX_REASONS else ""
-    largest, advice = f"{LARGEST_HALF:g}, the largest of FP16", ""
+    what, advice = f"may exceed {LARGEST_HALF:g}, the largest of FP16", ""
     sm = front.target.profile.sm or 0
     if front.bfloat16:
-        largest = f"{LARGEST_BFLOAT16:.4g}, the largest of BF16"
+        what = f"may not be BF16, whose largest is {LARGEST_BFLOAT16:.4g}"
     elif front.plan.precision == "fp16" and front.float8 is None and sm >= FIRST_SM_WITH_BFLOAT16:
         advice = "; `tandem build --precision bf16` stores all in BF16, of 8 significant bits"
     yield (
-        f"{len(rows)} result{'s' if len(rows) > 1 else ''} may exceed {largest}, "
+        f"{len(rows)} result{'s' if len(rows) > 1 else ''} {what}, "
         f"and stay{'' if len(rows) > 1 else 's'} in FP32 on the GPU: {', '.join(shown)}{more}"
         f"{advice}"
     )

@@ -225,6 +225,8 @@ def explain(request: PlanRequest, node: str) -> ExplainedNode:
     front = _frontend(member, _open(member, request, silent), request, request.options)
     profile = front.target.profile
     dla = profile.dla
+    if request.options.bfloat16:
+        raise PlanError("BF16 runs nothing on the DLA: explain nodes with --precision fp16 or int8")
     if dla is None:
         raise PlanError(f"{profile.name} has no DLA, so that no rule keeps nodes off it")
     originals = {view.name: view for view in views(front.graph.graph)}
@@ -256,12 +258,13 @@ def _frontend(
 ) -> Frontend:
     """Return the model as a build has it before its plan."""
     target = choose_target(request.profile, request.jetpack)
-    int8, table = options.precision == "int8", member.table
+    precision = "bf16" if options.bfloat16 else options.precision
+    int8, table = precision == "int8", member.table
     with about(model.path.name):
         if isinstance(table, Path) and int8:
             table = read_ranges(table, shapes=member.shapes, any_weight_scale=True).table
         build_options = BuildOptions(
-            precision=options.precision,
+            precision=precision,
             jetpack=request.jetpack,
             data=member.data if int8 else None,
             table=table if isinstance(table, CalibrationTable) and int8 else None,

@@ -95,7 +95,7 @@ def build_command(  # noqa: PLR0917
     nodes run; `data`: what INT8 is calibrated with."""
     options = request.options
     command = ["tandem", "build", str(row.path), "--profile", plan.profile]
-    command += ["--precision", plan.precision]
+    command += ["--precision", plan.arithmetic]
     if request.jetpack is not None:
         command += ["--jetpack", request.jetpack]
     if options.power_mode is not None:

@@ -63,10 +63,9 @@ def read_model(
     precision = _precision(
         options, target, graph, imported, plain, assume=assume_ranges, bfloat16=bfloat16
     )
-    plan = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
+    plan = replace(options.plan, precision=precision, bfloat16=bfloat16, tensorrt=target.tensorrt)
     prepared = Prepared(graph, {})
-    front = Frontend(options, target, imported, graph, passes, plain, plan, report, prepared)
-    return replace(front, bfloat16=bfloat16)
+    return Frontend(options, target, imported, graph, passes, plain, plan, report, prepared)
 
 
 def _with_blocks(imported: ImportedModel, options: BuildOptions) -> ImportedModel:

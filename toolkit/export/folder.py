@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from calibration.trt_cache import cache_of, cache_version, encode_cache
+from device.engine.arithmetic import BFLOAT16_STEP
 from device.engine.file import open_engine
 from device.profile import Profile
 from toolkit.errors import BuildError, first_line
@@ -78,6 +79,12 @@ def export_trtexec(engine_path: Path, folder: Path, profile: Profile | None = No
                 raise BuildError(
                     f"{engine_path} holds dummy ranges, good for timing only, and an export cannot "
                     "say so; calibrate the model first."
+                )
+            if BFLOAT16_STEP in engine.manifest.provenance.passes:
+                raise BuildError(
+                    f"{engine_path} computes in BF16, of which no files for TensorRT are written, "
+                    "and FP16 may not hold its values; export an engine built with "
+                    "--precision fp32."
                 )
             network = _renamed(network_of(engine))
         releases = releases_of(profile or profile_of(network.profile))

@@ -23,6 +23,7 @@ MARGIN = 4.0
 """Another input may be twice as large as all samples, and then its square four times."""
 
 _ROUNDED_TO_ZERO = 2.0**-25
+_COUNTS = frozenset({"CumSum", "Range"})
 _SUMS = frozenset({"ReduceMean", "ReduceSum"})
 _OFFSETS = frozenset({"Add", "Clip", "Max"})
 _OF_ZERO = frozenset({"Div", "Log", "Reciprocal"})  # infinite or NaN
@@ -44,11 +45,15 @@ class BeyondHalf:
 def beyond_bfloat16(model: ir.Model) -> dict[str, BeyondHalf]:
     """Return those constants, and what is computed with them, that BF16 rounds to infinity.
 
-    Masks of attention have the largest number of FP32.
+    Masks of attention have the largest number of FP32. Counts are beside them: BF16 has no odd
+    numbers above 256.
     """
     wide = _constants(model.graph, LARGEST_BFLOAT16)
     for node in model.graph:
         wide |= _computed(node, wide, "BF16")
+    for node in model.graph:
+        if node.domain == "" and node.op_type in _COUNTS:
+            wide |= _made(node, "BF16 has no odd numbers above 256")
     return _arranged(model.graph, wide)
 
 

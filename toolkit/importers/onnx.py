@@ -164,13 +164,24 @@ def open_model(
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
     refuse_bytes(model, path)
-    bfloat16 = widen(model, ir.DataType.BFLOAT16)
+    widened = _widen_bfloat16(model)
     refuse_unsupported(model, path, keep_tensorrt=keep_tensorrt)
-    notes += [*export_notes, *unused_plugins(model, plugins)]
-    notes += [
+    notes += [*export_notes, *unused_plugins(model, plugins), *widened]
+    return OpenModel(path, sha256, model, tuple(notes), origin, bool(widened))
+
+
+def _widen_bfloat16(model: ir.Model) -> tuple[str, ...]:
+    """Read what is in BF16 as FP32; return a note on it, and on Casts that round no more."""
+    casts = sum(
+        node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BFLOAT16
+        for node in model.graph.all_nodes()
+    )
+    if not widen(model, ir.DataType.BFLOAT16):
+        return ()
+    note = (
         "its tensors in BF16, also inputs and outputs, are read as FP32, which holds their numbers"
-    ] * bfloat16
-    return OpenModel(path, sha256, model, tuple(notes), origin, bfloat16)
+    )
+    return (f"{note}; Casts to BF16 do not round: {casts}" if casts else note,)
 
 
 def sized(

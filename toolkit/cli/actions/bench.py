@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from device.array_files import read_arrays
+from device.engine.arithmetic import arithmetic_of
 from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED, Manifest
 from device.errors import ArrayFileError
@@ -71,7 +72,7 @@ def _measure(options: Bench) -> tuple[BenchResult, Manifest]:
             engine=str(options.engine),
             sha256=engine.sha256,
             profile=manifest.profile,
-            precision=manifest.provenance.precision,
+            precision=arithmetic_of(manifest),
             measured=measured,
             machine=state,
             versions=versions(machine),

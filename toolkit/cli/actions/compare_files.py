@@ -33,7 +33,7 @@ from toolkit.evaluate.agreement.report import (
     culprit_text,
 )
 from toolkit.evaluate.agreement.sides import EngineSide, ModelSide, Side, built_from, open_side
-from toolkit.evaluate.agreement.tolerance import Tolerances
+from toolkit.evaluate.agreement.tolerance import DEFAULTS, Tolerances
 from toolkit.evaluate.infer.inputs import InputRequest
 from toolkit.evaluate.infer.runner import Arrays, kind_of
 from toolkit.evaluate.infer.saved import save_samples
@@ -213,7 +213,7 @@ def _write(
         commands.append(f"tandem compare {_words(part, other_path)} {feed}")
     else:
         commands.append(f"tandem compare {_words(part, expected)} {feed}")
-    if isinstance(second, EngineSide) and second.precision != "int8":
+    if isinstance(second, EngineSide) and second.precision in DEFAULTS:  # others take data
         manifest, engine = second.runner.manifest, folder / "node.engine"
         commands += [
             f"tandem build {_words(part)} --profile {manifest.profile} "

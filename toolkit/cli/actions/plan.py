@@ -128,7 +128,8 @@ def _workload(options: Options) -> Workload:
 
 
 def _request(options: Options, workload: Workload) -> PlanRequest:
-    precision, measured, model = options.precision, options.measured, options.model
+    measured, model = options.measured, options.model
+    precision: Precision = "fp16" if options.precision == "bf16" else options.precision
     return PlanRequest(
         members=tuple(replace(member_of(row), data=options.data) for row in workload.model),
         profile=options.profile,
@@ -136,6 +137,7 @@ def _request(options: Options, workload: Workload) -> PlanRequest:
         options=replace(
             plan_options(options.objective, options.limits),
             precision=precision,
+            bfloat16=options.precision == "bf16",
             seconds=options.seconds,
             rewrites=not options.no_rewrites,
         ),

@@ -13,8 +13,9 @@ class Export:
 
     There is a folder for each era of TensorRT: with calibration caches (8.5 to 10.7), and strongly
     typed, with Q/DQ in INT8 (from 10.8 on). Each release that the JetPacks of the engine's profile
-    bring has a script whose flags its trtexec knows. --to triton adds the model to the repository
-    --output: config.pbtxt, ONNX for its onnxruntime, and the same scripts for TensorRT.
+    bring has a script whose flags its trtexec knows; engines in BF16 have none. --to triton adds
+    the model to the repository --output: config.pbtxt, ONNX for its onnxruntime, and the same
+    scripts for TensorRT.
 
     Examples: tandem export person.engine --to trtexec -o person-trtexec
     tandem export person.engine --to triton -o repository

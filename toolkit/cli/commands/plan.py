@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from device.engine.manifest import Precision
 from toolkit.cli.command import NEW_FILE, argument, command, json_option, option, part
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.model import (
@@ -65,9 +65,10 @@ class Plan:
         "nodes that it keeps in floating point.",
         group="Calibration",
     )
-    precision: Precision = option(
-        None, group="Precision", type=click.Choice(["fp32", "fp16", "int8"]), default="int8"
-    )
+    precision: Literal["fp32", "fp16", "int8", "bf16"] = option(
+        "bf16: kernels store BF16; nothing runs on the DLA.",
+        group="Precision", type=click.Choice(["fp32", "fp16", "int8", "bf16"]), default="int8",
+    )  # fmt: skip
     objective: str = option(
         "What the split between GPU and DLA optimizes.",
         group="Plan", type=click.Choice(list(GOALS)), default=DEFAULT,

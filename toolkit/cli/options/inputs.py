@@ -80,12 +80,12 @@ class ToleranceOptions:
     """When two tensors agree, for all tensors or by their names."""
 
     atol: dict[str, float] = option(
-        "Absolute tolerance, for all or one tensor. [default: FP32 1e-4, FP16 1e-2, INT8 none, "
-        "integers 0]", multiple=True, parse=_parse_limits, metavar="[TENSOR:]NUMBER",
+        "Absolute tolerance, for all or one tensor. [default: FP32 1e-4, FP16 1e-2, BF16 8e-2, "
+        "others none, integers 0]", multiple=True, parse=_parse_limits, metavar="[TENSOR:]NUMBER",
     )  # fmt: skip
     rtol: dict[str, float] = option(
         "Relative tolerance: |a - b| <= atol + rtol |b|. [default: FP32 1e-3, FP16 1e-2, "
-        "INT8 none, integers 0]",
+        "BF16 8e-2, others none, integers 0]",
         multiple=True, parse=_parse_limits, metavar="[TENSOR:]NUMBER",
     )  # fmt: skip
     min_sqnr: dict[str, float] = option(

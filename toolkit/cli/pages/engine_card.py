@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from device.engine.arithmetic import arithmetic_of
+from device.engine.arithmetic import arithmetic_title
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
 from device.engine.manifest import UNCALIBRATED, Manifest, Precision
@@ -32,7 +32,6 @@ from toolkit.html.page import page
 if TYPE_CHECKING:
     from toolkit.engine.precision_gain import LayerGain
 
-_RATES: Mapping[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "int8": "INT8"}
 _MEASURED_ERROR = (
     "The error is that at the outputs with one node in INT8; it is measured where an output misses "
     "its target."
@@ -213,7 +212,7 @@ def layer_parts(engine: EngineFacts) -> list[Html]:
             node.row.op,
             LABELS[node.place],
             node.row.segment,
-            _RATES[node.precision],
+            node.computes,
             ", ".join(shape.rpartition(": ")[2] for shape in node.shapes),
             us(node.row.predicted_us),
             Number(None if node.operations is None else node.operations / 1e6, _mops(node)),
@@ -256,7 +255,7 @@ def predicted_work(nodes: Sequence[EngineNode]) -> list[WorkPoint]:
     """Return the nodes that compute, at their predicted times."""
     return [
         WorkPoint(
-            f"{node.row.node} ({node.row.op}, {_RATES[node.precision]})",
+            f"{node.row.node} ({node.row.op}, {node.computes})",
             node.place,
             float(node.operations),
             float(node.moved_bytes),
@@ -305,7 +304,7 @@ def ceilings(profile: Profile, places: set[str], used: set[Precision]) -> list[C
             ]
     return [
         Ceiling(
-            f"{LABELS[place]} {_RATES[precision]} {figure.value:g} Top/s",
+            f"{LABELS[place]} {precision.upper()} {figure.value:g} Top/s",
             place,
             figure.value * 1e12,
         )
@@ -354,11 +353,9 @@ def segment_times(manifest: Manifest) -> dict[str, float]:
 
 def precision_text(nodes: Sequence[EngineNode], manifest: Manifest) -> str:
     """Return what the engine computes in, and the precision of how many layers each."""
-    name, *more = arithmetic_of(manifest).split(" ", 1)
-    names = {**_RATES, "fp16": "BF16"} if name == "bf16" else _RATES
-    counts = Counter(node.precision for node in nodes)
-    rows = ", ".join(f"{count} layers {names[row]}" for row, count in counts.most_common())
-    return f"{' '.join((name.upper(), *more))} ({rows})"
+    counts = Counter(node.computes for node in nodes)
+    rows = ", ".join(f"{count} layers {name}" for name, count in counts.most_common())
+    return f"{arithmetic_title(manifest)} ({rows})"
 
 
 def kernel_text(node: EngineNode) -> str:
@@ -396,7 +393,7 @@ def _facts(node: EngineNode, times: Mapping[str, LayerTime]) -> tuple[tuple[str,
     rows = [
         ("runs on", f"{LABELS[node.place]}, segment {row.segment}"),
         ("why there", f"[{row.rule}] {row.reason}" if row.rule else row.reason),
-        ("precision", _RATES[node.precision]),
+        ("precision", node.computes),
         ("output", "\n".join(node.shapes) or "not known"),
         ("predicted time", f"{row.predicted_us:.1f} us"),
     ]

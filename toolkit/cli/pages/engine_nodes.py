@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
+from device.engine.arithmetic import BFLOAT16_STEP
 from device.engine.cuda_manifest import Cuda, Launch
 from device.engine.file import Engine
 from device.engine.manifest import Manifest, NodePlacement, Portable, Precision, Segment
@@ -21,7 +22,8 @@ _FLOAT_OF_PLACE: Mapping[str, Precision] = {"cpu": "fp32", "portable": "fp32"}
 class EngineNode:
     """A node of the plan with what its ONNX form tells.
 
-    `place`: its processor, or "portable" where a GPU segment has no kernels. `after`: nodes whose
+    `place`: its processor, or "portable" where a GPU segment has no kernels. `computes`: the type
+    that it computes in, BF16 where its precision has the costs of FP16. `after`: nodes whose
     results it reads, through Q and DQ. `operations`: 2 for each multiply-accumulate. `moved_bytes`:
     its inputs, weights and outputs at its precision. Both are None where shapes do not tell them.
     `kernels`: functions of its first tactic; `shares`: the nodes that they compute with it.
@@ -30,6 +32,7 @@ class EngineNode:
     row: NodePlacement
     place: str
     precision: Precision
+    computes: str
     after: tuple[str, ...]
     shapes: tuple[str, ...]
     operations: int | None
@@ -61,6 +64,7 @@ def read_nodes(engine: Engine) -> tuple[EngineNode, ...]:
         row.node: _precision(by_name.get(row.node), manifest, places[row.segment], by_name, maker)
         for row in manifest.plan
     }
+    half = "BF16" if BFLOAT16_STEP in manifest.provenance.passes else "FP16"
     live = _live_bytes(manifest, by_name, maker, precision_of)
     nodes = []
     for row in manifest.plan:
@@ -70,11 +74,12 @@ def read_nodes(engine: Engine) -> tuple[EngineNode, ...]:
             EngineNode(
                 row=row,
                 place=places[row.segment],
-                precision=precision_of[row.node],
+                precision=(precision := precision_of[row.node]),
+                computes=half if precision == "fp16" else precision.upper(),
                 after=_after(view, by_name, maker, planned) if view else (),
                 shapes=tuple(tensor.text for tensor in view.outputs) if view else (),
                 operations=None if view is None or view.macs is None else 2 * view.macs,
-                moved_bytes=_moved(view, precision_of[row.node]) if view else None,
+                moved_bytes=_moved(view, precision) if view else None,
                 live_bytes=live.get(row.node),
                 kernels=kernels,
                 tactics=tactics,

@@ -105,7 +105,7 @@ def _kernels(a: EngineFacts, b: EngineFacts) -> Html:
 
 
 def _where(node: EngineNode) -> str:
-    return f"{LABELS[node.place]} {node.precision.upper()}"
+    return f"{LABELS[node.place]} {node.computes}"
 
 
 def _total_us(engine: EngineFacts) -> float:

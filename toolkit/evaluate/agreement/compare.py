@@ -10,7 +10,7 @@ from toolkit.evaluate.agreement.figures import Figures, Tally
 from toolkit.evaluate.agreement.sides import EngineSide, ModelSide, SavedSide, Side
 from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances, lower
 from toolkit.evaluate.infer.inputs import InputRequest, describe, make_samples
-from toolkit.evaluate.infer.runner import Array, Arrays, Precision
+from toolkit.evaluate.infer.runner import Array, Arrays
 from toolkit.progress import Progress, silent
 
 EXACT = Tolerance(0.0, 0.0)
@@ -42,7 +42,7 @@ class Compared:
 
     a: str
     b: str
-    precisions: tuple[Precision, Precision]
+    precisions: tuple[str, str]
     inputs: str
     outputs: tuple[Row, ...]
     layers: tuple[Row, ...] | None
@@ -159,7 +159,7 @@ class _Rows:
     def __init__(
         self,
         tolerances: Tolerances,
-        precision: Precision,
+        precision: str,
         nodes: Mapping[str, tuple[str, str]],
     ) -> None:
         self._tolerances, self._precision, self._nodes = tolerances, precision, nodes

@@ -10,7 +10,7 @@ from device.runtime.session import Dla
 from toolkit.errors import BuildError, CompareError
 from toolkit.evaluate.infer.engine_runner import EngineRunner
 from toolkit.evaluate.infer.onnx_runner import OnnxRunner
-from toolkit.evaluate.infer.runner import Array, Arrays, Input, Kind, Precision, kind_of
+from toolkit.evaluate.infer.runner import Array, Arrays, Input, Kind, kind_of
 from toolkit.evaluate.infer.saved import load_samples
 from toolkit.evaluate.infer.traces import SegmentTrace, tensor_of
 from toolkit.importers.onnx import read_model_file
@@ -22,7 +22,7 @@ class Side(Protocol):
 
     kind: Kind
     title: str
-    precision: Precision
+    precision: str
     inputs: tuple[Input, ...]
 
     def outputs(self, number: int, feeds: Mapping[str, Array]) -> Arrays:
@@ -129,7 +129,7 @@ class SavedSide:
     """Arrays that were saved: by `tandem infer`, numpy.savez, or another tool."""
 
     kind: Kind = "arrays"
-    precision: Precision = "fp32"
+    precision: str = "fp32"
     inputs: tuple[Input, ...] = ()
 
     def __init__(self, path: Path) -> None:

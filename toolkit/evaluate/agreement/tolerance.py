@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from toolkit.errors import CompareError
-from toolkit.evaluate.infer.runner import Precision
 
-# By the lower precision of the two sides. INT8 loses what its ranges say: there is no usual loss,
-# so such a pair is judged only by what the user states.
-DEFAULTS: Mapping[Precision, tuple[float, float] | None] = {
+# By the lower precision of the two sides. BF16 rounds 8 times as coarsely as FP16. INT8, FP8 and
+# INT4 weights lose what their ranges and blocks say: there is no usual loss, so a pair with one is
+# judged only by what the user states.
+DEFAULTS: Mapping[str, tuple[float, float]] = {
     "fp32": (1e-4, 1e-3),
     "fp16": (1e-2, 1e-2),
-    "int8": None,
+    "bf16": (8e-2, 8e-2),
 }
-_ORDER: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Tolerances:
     rtol: Mapping[str, float] = field(default_factory=dict)
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, name: str, precision: Precision, *, whole: bool = False) -> Tolerance:
+    def of(self, name: str, precision: str, *, whole: bool = False) -> Tolerance:
         """Return the tolerance of a tensor; what is not stated is that of the precision.
 
         `whole`: it holds whole numbers or truth values (classes, indices), which are equal or not.
@@ -57,7 +56,7 @@ class Tolerances:
         atol, rtol = _stated(self.atol, name), _stated(self.rtol, name)
         sqnr_db = _stated(self.sqnr_db, name)
         if atol is None and rtol is None:
-            usual = DEFAULTS[precision] if sqnr_db is None else None
+            usual = DEFAULTS.get(precision) if sqnr_db is None else None
             if usual is None:
                 return Tolerance(None, None, sqnr_db)
             return Tolerance(0.0, 0.0, sqnr_db) if whole else Tolerance(*usual, sqnr_db)
@@ -78,9 +77,10 @@ class Tolerances:
                 )
 
 
-def lower(a: Precision, b: Precision) -> Precision:
-    """Return the lower of two precisions."""
-    return max(a, b, key=_ORDER.index)
+def lower(a: str, b: str) -> str:
+    """Return the lower of two precisions; those without a usual loss are the lowest."""
+    unusual = next((name for name in (a, b) if name not in DEFAULTS), None)
+    return unusual or max(a, b, key=list(DEFAULTS).index)
 
 
 def _stated(values: Mapping[str, float], name: str) -> float | None:

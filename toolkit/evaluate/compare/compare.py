@@ -15,8 +15,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from device.dla_emulator.options import Emulation
+from device.engine.arithmetic import arithmetic_of, arithmetic_title
 from device.engine.file import Engine
-from device.engine.manifest import Manifest, Precision, Segment
+from device.engine.manifest import Manifest, Segment
 from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare import causes
@@ -123,7 +124,7 @@ class Comparison:
     engine: str
     model: str
     graph: str
-    precision: Precision
+    precision: str
     samples: int
     emulation: Emulation
     dla_segments: int
@@ -286,7 +287,7 @@ class Comparer:
             engine=str(self._engine.path),
             model=model,
             graph=_graph_title(self._engine.manifest),
-            precision=self._engine.manifest.provenance.precision,
+            precision=arithmetic_of(self._engine.manifest),
             samples=len(self._samples),
             emulation=self._emulation,
             dla_segments=len(self.emulations),
@@ -407,7 +408,7 @@ def _real(numbers: Array, scale: float | None) -> Array:
 
 def _graph_title(manifest: Manifest) -> str:
     on_cpu = all(segment.processor == "cpu" for segment in manifest.segments)
-    return f"{'CPU' if on_cpu else 'GPU'} {manifest.provenance.precision.upper()}"
+    return f"{'CPU' if on_cpu else 'GPU'} {arithmetic_title(manifest)}"
 
 
 def _add_own(

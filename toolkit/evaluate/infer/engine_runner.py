@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from device.engine.arithmetic import arithmetic_of
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Manifest, TensorInfo
 from device.runtime.executors.protocol import ExecutorName
 from device.runtime.feeds import check_feeds
 from device.runtime.session import Dla, Session
-from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitted
+from toolkit.evaluate.infer.runner import Array, Arrays, Input, fitted
 
 
 class EngineRunner:
@@ -38,9 +39,9 @@ class EngineRunner:
         return self.engine.manifest
 
     @property
-    def precision(self) -> Precision:
-        """The precision that it was built in."""
-        return self.manifest.provenance.precision
+    def precision(self) -> str:
+        """What it computes in."""
+        return arithmetic_of(self.manifest)
 
     @property
     def remarks(self) -> tuple[str, ...]:

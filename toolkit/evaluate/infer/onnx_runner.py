@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from device.runtime.exact_products import exact_session
 from toolkit.errors import InferError, about, first_line
-from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitted
+from toolkit.evaluate.infer.runner import Array, Arrays, Input, fitted
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
 from toolkit.graph.max_memory import bounded_growth
@@ -40,7 +40,7 @@ class OnnxRunner:
         self._all: tuple[str, ...] | None = None
 
     @property
-    def precision(self) -> Precision:
+    def precision(self) -> str:
         """INT8 where the model holds Q/DQ, FP16 where its weights or inputs are of 16 bits."""
         if any(node.op_type in _INT8 for node in self.model.graph.all_nodes()):
             return "int8"

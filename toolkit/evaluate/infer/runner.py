@@ -14,7 +14,6 @@ from toolkit.importers.formats import format_of
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Kind = Literal["model", "engine", "arrays"]
-Precision = Literal["fp32", "fp16", "int8"]
 
 SUFFIXES: Mapping[str, Kind] = {
     ".onnx": "model",
@@ -50,8 +49,8 @@ class Runner(Protocol):
         """What it is, for reports."""
 
     @property
-    def precision(self) -> Precision:
-        """The lowest precision that it computes in."""
+    def precision(self) -> str:
+        """The lowest precision that it computes in, as `arithmetic_of` says it of engines."""
 
     @property
     def inputs(self) -> tuple[Input, ...]:

@@ -3,6 +3,7 @@
 import msgspec
 from msgspec import UNSET
 
+from device.engine.arithmetic import arithmetic_of
 from device.engine.file import Engine
 from device.engine.manifest import CalibrationInfo
 from device.engine.purposes import bytes_by_purpose
@@ -133,7 +134,7 @@ def _engine(name: str, engine: Engine) -> EngineView:
         bytes=engine.path.stat().st_size,
         model=source.model,
         model_sha256=source.model_sha256,
-        precision=source.precision,
+        precision=arithmetic_of(manifest),
         calibration=source.calibration,
         uncalibrated=manifest.uncalibrated,
         inputs=tuple(tensors[tensor] for tensor in manifest.inputs),

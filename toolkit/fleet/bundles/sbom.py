@@ -19,6 +19,7 @@ from cyclonedx.model.license import License
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
+from device.engine.arithmetic import arithmetic_of
 from device.engine.manifest import Manifest
 from device.update.admission import REQUIREMENTS
 from device.update.bundle import BOM, BundleInfo
@@ -176,10 +177,9 @@ def _platforms(manifest: Manifest) -> Iterator[Component]:
 
 
 def _engine_properties(manifest: Manifest) -> list[Property]:
-    source = manifest.provenance
-    passes = ", ".join(source.passes)
-    stated = {"profile": manifest.profile, "precision": source.precision, "passes": passes}
-    return _properties(stated)
+    passes = ", ".join(manifest.provenance.passes)
+    precision = arithmetic_of(manifest)
+    return _properties({"profile": manifest.profile, "precision": precision, "passes": passes})
 
 
 def _properties(values: Mapping[str, str]) -> list[Property]:

@@ -19,7 +19,8 @@ class PlanOptions:
     without those that move nodes onto the DLA. `min_gain`: the least share of its cost that a
     move to the DLA must gain, None: half the spread of the model's errors
     (`toolkit/partition/planning/margin.py`). `max_latency_ms`: choose the batch for throughput
-    within it (`toolkit/engine/batch.py`).
+    within it (`toolkit/engine/batch.py`). `bfloat16`: GPU kernels store BF16 where the precision
+    is FP16, whose costs it has.
     """
 
     precision: Precision = "int8"
@@ -32,3 +33,4 @@ class PlanOptions:
     min_gain: float | None = None
     max_latency_ms: float | None = None
     rewrites: bool = True
+    bfloat16: bool = False

@@ -125,7 +125,7 @@ class Plan:
     on the DLA, and a greedy choice. `simulated`: frames at the rate, or as fast as they go with
     `in_flight` of them under way, with contention for the memory. Times are of a run of
     `batching.size` frames, rates and the energies of `figures` of a frame. `idle`: the power of the
-    idle board.
+    idle board. `bfloat16`: see `PlanOptions`.
     """
 
     name: str
@@ -146,6 +146,12 @@ class Plan:
     in_flight: int
     idle: Constant | None = None
     batching: Batching = field(default_factory=Batching)
+    bfloat16: bool = False
+
+    @property
+    def arithmetic(self) -> str:
+        """What kernels compute in: BF16, which has the costs of FP16, or the precision."""
+        return "bf16" if self.bfloat16 else self.precision
 
     @property
     def portable(self) -> Mapping[str, str]:
@@ -398,6 +404,7 @@ def _plan(
         in_flight=full_rate(placed.problem, formulated.network, solution.placement).in_flight,
         idle=candidate.costs.idle,
         batching=candidate.batching,
+        bfloat16=options.bfloat16,
     )
 
 

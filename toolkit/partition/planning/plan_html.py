@@ -42,7 +42,7 @@ def plan_html(
     names = ", ".join(plan.name for plan in shared.plans)
     first = shared.plans[0]
     lead = (
-        f"{first.profile}, {first.precision}, {first.power_mode or 'highest clocks'}. "
+        f"{first.profile}, {first.arithmetic}, {first.power_mode or 'highest clocks'}. "
         "All times are predicted."
     )
     parts = [heading(_gantt_title(shared)), _gantt(shared)]
@@ -116,7 +116,7 @@ def _facts(view: NodeView, row: NodePlacement, plan: Plan) -> tuple[tuple[str, s
     facts = [
         ("runs on", f"{row.processor}, segment {row.segment}"),
         ("why there", f"[{row.rule}] {row.reason}" if row.rule else row.reason),
-        ("precision", plan.precision.upper()),
+        ("precision", plan.arithmetic.upper()),
         ("output", "\n".join(tensor.text for tensor in view.outputs)),
         ("predicted time", quantity(row.predicted_us, "us")),
     ]

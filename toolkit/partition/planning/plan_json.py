@@ -47,7 +47,7 @@ def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
     return {
         "model": plan.name,
         "profile": plan.profile,
-        "precision": plan.precision,
+        "precision": plan.arithmetic,
         "tensorrt": plan.tensorrt,
         "power_mode": plan.power_mode,
         "rate_hz": plan.rate_hz,

@@ -54,7 +54,7 @@ def render_plan(plan: Plan, advice: Sequence[Advice] = (), *, arithmetic: str | 
 
     `arithmetic`: of an engine, None: the precision of the plan.
     """
-    lines = [_title(plan, arithmetic or plan.precision), "", verdict(plan), ""]
+    lines = [_title(plan, arithmetic or plan.arithmetic), "", verdict(plan), ""]
     lines += _segments(plan)
     lines += ["", *_crossings(plan)]
     lines += ["", *memory_text(plan.memory)] if plan.memory and plan.memory.loadables else []

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from device.engine.arithmetic import arithmetic_of
 from device.errors import TandemError
 from toolkit.fleet.bundles.unpacked import unpacked
 from toolkit.fleet.fleet_folder import Fleet
@@ -85,7 +86,7 @@ def _read_engine_rows(path: Path) -> tuple[EngineRows, ...]:
             EngineRows(
                 member=member,
                 model=engine.manifest.provenance.model,
-                precision=engine.manifest.provenance.precision,
+                precision=arithmetic_of(engine.manifest),
                 segments=tuple(
                     SegmentRow(
                         segment.name,
