@@ -1,11 +1,9 @@
 """paho's client, made safe against what a broker may send."""
 
-import contextlib
 import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Literal
 
 import paho.mqtt.client as paho
@@ -17,8 +15,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest expected, an index, has 1 MiB
 MAX_PACKET_BYTES = MAX_MESSAGE_BYTES + 2 * 65536  # with the topic and properties
-PUBLISH, PUBACK, DISCONNECT = 0x30, 0x40, 0xE0  # the type of a packet, in its upper four bits
-RECORD_BYTES = 16 * 1024  # of TLS
+PUBLISH, PUBACK = 0x30, 0x40  # the type of a packet, in its upper four bits
+READ_BYTES = 16 * 1024  # a TLS record
 READS_A_TURN = 64
 _ACCEPTED = ReasonCode(PacketTypes.PUBACK)
 _NO_PROPERTIES = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
@@ -31,13 +29,7 @@ class Client(paho.Client):
     `tls_error`: what TLS said as it ended.
     """
 
-    def __init__(
-        self,
-        version: MQTTProtocolVersion,
-        client_id: str,
-        take_message: Callable[[bytes, bytes, bool], None],
-    ) -> None:
-        """`take_message` gets topic, payload, and whether the broker had retained it."""
+    def __init__(self, version: MQTTProtocolVersion, client_id: str) -> None:
         super().__init__(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
@@ -45,7 +37,6 @@ class Client(paho.Client):
             protocol=version,
             reconnect_on_failure=False,
         )
-        self._take_message = take_message
         self.ended = threading.Event()
         self.failure = ""
         self.giant_bytes = 0
@@ -78,45 +69,12 @@ class Client(paho.Client):
                 "remaining_length": 0, "packet": bytearray(), "to_process": 0, "pos": 0,
             }  # fmt: skip
 
-    def _packet_queue(
-        self,
-        command: int,
-        packet: bytes | bytearray,
-        mid: int,
-        qos: int,
-        info: paho.MQTTMessageInfo | None = None,
-    ) -> MQTTErrorCode:
-        """Queue a packet. Paho's thread sends all that are there, and looks for some before it
-        waits: it is woken for the first one, and by other threads alone."""
-        if self._thread is None or self._sockpairW is None:
-            return super()._packet_queue(command, packet, mid, qos, info)
-        self._out_packet.append({
-            "command": command, "mid": mid, "qos": qos, "pos": 0, "to_process": len(packet),
-            "packet": packet, "info": info,
-        })  # fmt: skip
-        if len(self._out_packet) == 1 and threading.current_thread() is not self._thread:
-            with contextlib.suppress(BlockingIOError):  # it was woken often enough
-                self._sockpairW.send(b"0")
-        return MQTTErrorCode.MQTT_ERR_SUCCESS
-
-    def _packet_write(self) -> MQTTErrorCode:
-        """Send what is queued, small packets together: each write is a record of TLS."""
-        queued = [self._out_packet.popleft() for _ in range(len(self._out_packet))]
-        joined = queued[:1]  # TLS may have it already, and wants it as it was
-        for packet in queued[1:]:
-            last, size = joined[-1], packet["to_process"]
-            are_plain = len(joined) > 1 and _is_plain(last) and _is_plain(packet)
-            if are_plain and last["to_process"] + size <= RECORD_BYTES:
-                last["packet"] += packet["packet"]
-                last["to_process"] += size
-            else:
-                joined.append({**packet, "packet": bytearray(packet["packet"])})
-        self._out_packet.extendleft(reversed(joined))
-        return super()._packet_write()
-
     def _handle_on_message(self, message: paho.MQTTMessage) -> None:
         """Hand a message over; paho looks for callbacks by its topic first, and there are none."""
-        self._take_message(message._topic, bytes(message.payload), message.retain)
+        take = self._on_message
+        if take is not None:
+            with self._in_callback_mutex:
+                take(self, self._userdata, message)
 
     def _send_puback(self, mid: int) -> MQTTErrorCode:
         """Acknowledge a message, with the others of this turn: each packet that is sent is a record
@@ -126,7 +84,7 @@ class Client(paho.Client):
 
     def _handle_publish(self) -> MQTTErrorCode:
         """Take a message. One of MQTT 5 without properties is read here: paho makes an object with
-        all 27 for each, and a lock, which is half of its thread's time."""
+        all 27 for each, which is half of its thread's time."""
         head, packet = self._in_packet["command"], self._in_packet["packet"]
         qos, topic_end = head >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
         begin = topic_end + (2 if qos else 0)
@@ -134,8 +92,10 @@ class Client(paho.Client):
         if self._protocol != MQTTProtocolVersion.MQTTv5 or qos > 1 or has_properties:
             return super()._handle_publish()
         number = int.from_bytes(packet[topic_end:begin], "big")
-        topic, payload = bytes(packet[2:topic_end]), bytes(packet[begin + 1 :])
-        self._take_message(topic, payload, bool(head & 1))
+        message = paho.MQTTMessage(number, bytes(packet[2:topic_end]))
+        message.qos, message.retain = qos, bool(head & 1)
+        message.payload = bytes(packet[begin + 1 :])
+        self._handle_on_message(message)
         return self._send_puback(number) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
@@ -148,13 +108,6 @@ class Client(paho.Client):
             if number in self._out_messages:
                 return self._do_on_publish(number, _ACCEPTED, _NO_PROPERTIES)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
-
-    def _update_inflight(self) -> MQTTErrorCode:
-        """Send what waits for its turn; paho looks through all messages for that, also if all are
-        on their way."""
-        if self._inflight_messages >= len(self._out_messages):
-            return MQTTErrorCode.MQTT_ERR_SUCCESS
-        return super()._update_inflight()
 
     def _sock_recv(self, bufsize: int) -> bytes:
         """Return bytes of the connection; paho asks for a whole packet once it has its header.
@@ -187,7 +140,7 @@ class Client(paho.Client):
             if self._reads_left < 0:
                 raise BlockingIOError
             try:
-                self._unread, self._taken = super()._sock_recv(max(count, RECORD_BYTES)), 0
+                self._unread, self._taken = super()._sock_recv(max(count, READ_BYTES)), 0
                 self._last_bytes_received = time.monotonic()
             except BlockingIOError:
                 self._reads_left = 0
@@ -223,12 +176,6 @@ class Client(paho.Client):
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         finally:
             self.ended.set()
-
-
-def _is_plain(packet: "paho._OutPacket") -> bool:
-    """Whether nothing happens once a packet is sent."""
-    kind = packet["command"] & 0xF0
-    return kind != DISCONNECT and (kind != PUBLISH or packet["qos"] > 0)
 
 
 def _body(data: bytes, start: int) -> slice | None:

@@ -341,43 +341,6 @@ def test_packets_are_taken_wherever_the_stream_is_cut(
         assert len(writes) < len(sizes) / 2
 
 
-@pytest.mark.parametrize("taken_bytes", [None, 1000])
-def test_what_is_published_while_the_socket_is_busy_is_sent_together_and_in_order(
-    taken_bytes: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if the socket takes only a part of what it is given, or nothing at first."""
-    count, size, writes, send = 60, 700, [], Client._sock_send
-
-    def slow(client: Client, data: bytes) -> int:
-        writes.append(len(data))
-        time.sleep(0.2 if len(writes) == 1 else 0.0)
-        if taken_bytes is not None and len(writes) % 3 == 0:
-            raise BlockingIOError
-        return send(client, data[:taken_bytes])
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(WAIT_S)
-        with link_to(server.getsockname()[1], version="3.1.1") as (link, events):
-            connection, _address = server.accept()
-            connection.settimeout(WAIT_S)
-            connection.recv(1024)
-            connection.sendall(CONNACK)
-            connection.recv(1024)
-            connection.sendall(SUBACK)
-            assert isinstance(events.get(timeout=WAIT_S), LinkUp)
-            monkeypatch.setattr(Client, "_sock_send", slow)
-            payloads = [bytes((number,)) * size for number in range(count)]
-            assert all(link.publish("t", payload, qos=1) for payload in payloads)
-            one, stream = len(packet(0x32, b"\0\1t\0\0" + payloads[0])), bytearray()
-            while len(stream) < count * one:
-                stream += connection.recv(65536)
-            connection.close()
-    assert [bytes(stream[at + one - size : at + one]) for at in range(0, count * one, one)] == (
-        payloads
-    )
-    assert taken_bytes is not None or len(writes) < count / 4
-
-
 def packet(head: int, body: bytes) -> bytes:
     """Return a packet of MQTT."""
     length, rest = bytearray(), len(body)
