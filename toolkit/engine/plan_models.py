@@ -226,7 +226,7 @@ def explain(request: PlanRequest, node: str) -> ExplainedNode:
     profile = front.target.profile
     dla = profile.dla
     if request.options.bfloat16:
-        raise PlanError("BF16 runs nothing on the DLA: explain nodes with --precision fp16 or int8")
+        raise PlanError("BF16 runs nothing on the DLA: explain nodes of a plan in FP16 or INT8")
     if dla is None:
         raise PlanError(f"{profile.name} has no DLA, so that no rule keeps nodes off it")
     originals = {view.name: view for view in views(front.graph.graph)}

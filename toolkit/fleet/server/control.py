@@ -216,12 +216,16 @@ class Control:
         """Whether a round would do something although no device was heard."""
         if log.head(self._database)[0] != self._applied:
             return True
-        if at_s >= self._renews_s:
+        if not self._renews_later(at_s):
             first_s = rollouts.first_expiry(self._database)
             if first_s < _renewed_until(at_s):
                 return True
             self._renews_s = min(first_s, at_s + EXPIRES_S) - EXPIRES_S / 2
         return any(self._is_tick_due(number, at_s) for number in self._states)
+
+    def _renews_later(self, at_s: float) -> bool:
+        """Whether no document is to be renewed yet; asked again where the clock went back."""
+        return self._renews_s - EXPIRES_S / 2 <= at_s < self._renews_s
 
     def _is_tick_due(self, number: int, at_s: float) -> bool:
         """Whether time alone changes a rollout now; until when it does not is remembered."""
@@ -436,7 +440,7 @@ class Control:
     def _renewed(self, at_s: float, but: Set[str]) -> list[DesiredRow]:
         """Return documents that would expire, anew: the device runs what it ran. `but`: devices
         that something else is sent to."""
-        if at_s < self._renews_s:
+        if self._renews_later(at_s):
             return []
         return self._signed(
             [
