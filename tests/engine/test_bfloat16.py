@@ -308,7 +308,7 @@ def test_an_export_of_bf16_is_refused_with_what_to_do(case: Case, tmp_path: Path
     done = invoke("export", tmp_path / "e", "--to", "trtexec", "-o", tmp_path / "out")
     text = f"{done.output} {done.exception}"
     assert "computes in BF16, of which no files for TensorRT are written" in text
-    assert "export an engine built with --precision fp32" in text
+    assert "export an engine of `tandem build --precision fp32`" in text
     assert done.exit_code
     assert not (tmp_path / "out").exists()
     shown = output_of("export", tmp_path / "e", "--to", "triton", "-o", tmp_path / "repository")

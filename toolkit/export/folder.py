@@ -83,8 +83,8 @@ def export_trtexec(engine_path: Path, folder: Path, profile: Profile | None = No
             if BFLOAT16_STEP in engine.manifest.provenance.passes:
                 raise BuildError(
                     f"{engine_path} computes in BF16, of which no files for TensorRT are written, "
-                    "and FP16 may not hold its values; export an engine built with "
-                    "--precision fp32."
+                    "and FP16 may not hold its values; export an engine of "
+                    "`tandem build --precision fp32`."
                 )
             network = _renamed(network_of(engine))
         releases = releases_of(profile or profile_of(network.profile))
