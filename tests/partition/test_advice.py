@@ -53,6 +53,7 @@ SILENT = {
     ("toolkit.plugins", "pipeline"): "it takes no plugins",
     ("toolkit.gpu", "export"): "the graph of an engine has the sizes that it was built for",
     ("toolkit.graph", "export"): "the graph of an engine has the sizes that it was built for",
+    ("toolkit.gpu.reasons", "explain"): "it says what a refusal means, and not the refusal",
     ("toolkit.evaluate.bench.measure", "inspect"): "it reads what was measured",
     ("toolkit.guess.toml_text", "pipeline"): "it prints no proposal",
     ("toolkit.importers.input_shapes", "compare"): "it gives the shapes of the engine",

@@ -60,7 +60,7 @@ SENTENCES = {
     "gpu.cast": "makes {}; kernels make {}",
     "gpu.spatial": "has {} spatial dimensions; kernels take 1 to 3",
     "gpu.unknown-shape": "has the shape {}, which no formula gives; kernels are compiled for known "
-    "sizes, give them with `tandem build --shape`",
+    "sizes, give them with --shape",
     "gpu.unknown-type": "has no known type",
     "gpu.elements": "has {} elements; kernels take 1 to {}",
     "gpu.sized-by-numbers": "makes a tensor whose size depends on the numbers in another; kernels "
