@@ -13,7 +13,7 @@ from pathlib import Path
 
 from device.agent.agent_trial import AgentTrial
 from device.agent.config import AgentConfig
-from device.agent.downloads import fetch_options
+from device.agent.downloads import Download, download_problem, fetch_options
 from device.agent.task_process import TaskEnded, start_task
 from device.errors import TandemError
 from device.files import make_folder, remove
@@ -26,7 +26,6 @@ from device.update.agent_payload import PROFILE
 from device.update.agent_versions import TrialTerms, environment_name
 from device.update.decisions import update_of
 from device.update.events import IDLE
-from device.update.fetching import Fetching
 from device.update.sources.reader import SourceEvent
 
 LOG = logging.getLogger("tandem.agent")
@@ -70,7 +69,7 @@ class AgentUpdate:
         self._put = put
         self._local_time = local_time
         self._folder = Path(config.state_dir) / DOWNLOAD
-        self._fetching = Fetching(self._folder, config.update.window_chunks, put)
+        self._download = Download(self._folder, config.update.window_chunks, put)
         self._desired: Desired | None = None
         self._verdict: Verdict = TRUSTED
         self._versions = trial.versions  # of the last decision
@@ -78,7 +77,6 @@ class AgentUpdate:
         self._update = IDLE
         self._run = 0
         self._end_child: Callable[[], None] | None = None
-        self._problem = ""
 
     @property
     def update(self) -> Update | None:
@@ -96,7 +94,7 @@ class AgentUpdate:
 
     def due_s(self, *, online: bool) -> float | None:
         """When `next_request` is due without an event."""
-        return self._fetching.wake_at_s if online else self._fetching.wake_offline_at_s
+        return self._download.wake_at_s if online else self._download.wake_offline_at_s
 
     def on_desired(self, desired: Desired | None, verdict: Verdict) -> None:
         """Take the desired release, None: it is none of the agent, and what its signatures say."""
@@ -127,7 +125,7 @@ class AgentUpdate:
             self._remove_download()
 
     def _remove_download(self) -> None:
-        self._fetching.pause()
+        self._download.pause()
         with contextlib.suppress(OSError):  # the next download tries again
             remove(self._folder)
 
@@ -136,25 +134,19 @@ class AgentUpdate:
         if self._end_child is not None:
             self._end_child()
         self._run += 1
-        self._end_child, self._problem = None, ""
-        self._fetching.pause()
+        self._end_child = None
+        self._download.pause()
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
         """Take a part of a blob that arrived; those of other blobs are dropped."""
-        try:
-            self._fetching.take(sha256, part, payload, now_s)
-        except (TandemError, OSError) as error:
-            self._problem = str(error)
+        self._download.take(sha256, part, payload, now_s)
 
     def on_source(self, event: SourceEvent, now_s: float) -> bool:
         """Take what a source gave; False: it is not of this release."""
         desired = self._desired
         if desired is None or event.sha256 != desired.release.blob.sha256:
             return False
-        try:
-            self._fetching.on_source(event, now_s)
-        except (TandemError, OSError) as error:
-            self._problem = str(error)
+        self._download.on_source(event, now_s)
         return True
 
     def on_installed(self, event: VersionInstalled) -> None:
@@ -172,11 +164,11 @@ class AgentUpdate:
 
     def forget_requests(self) -> None:
         """Count nothing as in flight: the connection to the broker was lost."""
-        self._fetching.forget_requests()
+        self._download.forget_requests()
 
     def next_request(self, now_s: float, *, online: bool) -> BlobGet | None:
         """Return the request for chunks to send now."""
-        return self._fetching.next_request(now_s, online=online)
+        return self._download.next_request(now_s, online=online)
 
     def advance(self, now_s: float, *, busy: bool, mqtt: bool, pipeline: bool) -> bool:
         """Go on; return whether the agent has to end now, as another version is started next.
@@ -205,13 +197,13 @@ class AgentUpdate:
                 self._tell(desired, "staging")
             elif self._trial.is_staged(_environment(desired)):
                 self._remove_download()
-            elif not self._fetching.running:
+            elif not self._download.running:
                 self._begin(desired)
             return
         if word != "verifying":
             self.stop()
         elif self._end_child is None:  # else the child goes on with a bundle that was verified
-            self._fetching.pause()
+            self._download.pause()
         if word != "leave":
             self._tell(desired, word, self._decision.reason)
         if word in ("rolled_back", "refused") and self._decision != before:
@@ -220,29 +212,27 @@ class AgentUpdate:
             self._trial.remove_failed()
 
     def _tell(self, desired: Desired, phase: Phase, reason: str = "") -> None:
-        received = self._fetching.received_bytes
+        received = self._download.received_bytes
         if phase not in ("downloading", "verifying"):
             received = desired.release.blob.bytes
         self._update = update_of(desired, phase, received, reason)
 
     def _begin(self, desired: Desired) -> None:
-        try:
+        with self._download.failing():
             make_folder(self._folder, 0o700)
             options = fetch_options(desired, self._config.update, {})
-            self._fetching.begin(desired.release.blob, options)
-        except (TandemError, OSError) as error:
-            self._problem = str(error)
+            self._download.begin(desired.release.blob, options)
         self._tell(desired, "downloading")
 
     def _fetch(self, desired: Desired, now_s: float) -> None:
-        problem = self._problem or self._fetching.advance(now_s)
+        problem = self._download.advance(now_s)
         if problem:
             self._remove_download()
             self._refuse(desired, problem)
-        elif self._fetching.complete:
+        elif self._download.complete:
             self._install(desired)
         else:
-            self._tell(desired, "downloading", self._fetching.complaint)
+            self._tell(desired, "downloading", self._download.complaint)
 
     def _install(self, desired: Desired) -> None:
         """Let a child make the environment: unpacking takes long, and is no work of the agent."""
@@ -254,10 +244,10 @@ class AgentUpdate:
             self._put(VersionInstalled(run, release.blob.sha256, problem))
 
         try:
-            bundle = self._fetching.finish()
+            bundle = self._download.finish()
         except (TandemError, OSError) as error:
             self._remove_download()
-            self._refuse(desired, str(error))
+            self._refuse(desired, download_problem(error))
             return
         takes = "any" if self._config.dev else "signed"
         words = (self._config.state_dir, str(bundle), release.blob.sha256, release.version, takes)

@@ -1,8 +1,12 @@
-"""Fetches the desired release and unpacks it into the idle slot, or refuses it for good."""
+"""Downloads of the agent: what ends one is told in a sentence, whoever fetches.
 
+`Downloads` fetches the desired release and unpacks it into the idle slot, or refuses it for good.
+"""
+
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from device.agent.config import AgentConfig
@@ -38,8 +42,37 @@ def fetch_options(desired: Desired, config: UpdateTable, bases: Mapping[str, Pat
     )
 
 
-class Downloads(Fetching):
-    """At most one download at a time, for the desired release; what fails is told by `look`."""
+class Download(Fetching):
+    """At most one download at a time. What fails as it begins, or as parts come, ends it: `advance`
+    tells it."""
+
+    _problem = ""
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Let what fails within end the download."""
+        try:
+            yield
+        except (TandemError, OSError) as error:
+            self._problem = download_problem(error)
+
+    def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
+        """Take a part that arrived, "index", "7" or "7/peer"."""
+        with self.failing():
+            super().take(sha256, part, payload, now_s)
+
+    def advance(self, now_s: float) -> str:
+        """Take another source where one gives nothing; return why the download cannot go on."""
+        return self._problem or super().advance(now_s)
+
+    def pause(self) -> None:
+        """Stop; the part file stays and can be resumed until another download begins."""
+        self._problem = ""
+        super().pause()
+
+
+class Downloads(Download):
+    """The downloads of desired releases; what ends one is told by `look`."""
 
     def __init__(
         self,
@@ -52,7 +85,6 @@ class Downloads(Fetching):
         self._config = config
         self._store = store
         self._slots = slot_states
-        self._problem = ""  # why another download would end the same way
 
     def fetch(self, desired: Desired) -> Event:
         """Begin or resume the download of the release."""
@@ -70,18 +102,11 @@ class Downloads(Fetching):
         )
         return Fetched(received)
 
-    def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part that arrived, "index", "7" or "7/peer"."""
-        try:
-            super().take(sha256, part, payload, now_s)
-        except (TandemError, OSError) as error:
-            self._problem = download_problem(error)
-
     def look(self) -> Event | None:
         """Return how far a download is, that the whole bundle is on the disk, or why it ended."""
         if not self.running:
             return None
-        problem = self._problem or self.advance(time.monotonic())
+        problem = self.advance(time.monotonic())
         if problem:
             return self._give_up(problem)
         if self.complete:

@@ -7,13 +7,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from device.agent.downloads import download_problem
+from device.agent.downloads import Download, download_problem
 from device.agent.operations import MAX_RESULT_BYTES, Job
 from device.agent.task_process import TaskEnded, start_task
 from device.errors import TandemError
 from device.protocol.documents import BlobGet, Phase, PipelineStatus
 from device.start.memory_watch import default_limit_bytes
-from device.update.fetching import Fetching
 
 FOLDER = "farm"  # of the state folder
 WORK = "farm-work"  # the same: what a job's child writes, the kit unpacked and temporary files
@@ -53,12 +52,11 @@ class FarmJob:
         """`ask` sends a request for chunks; `put` takes the child's end, from another thread;
         `refusal`: why the board does no job now."""
         self._folder, self._work = state_dir / FOLDER, state_dir / WORK
-        self._fetching = Fetching(self._folder, window_chunks)
+        self._download = Download(self._folder, window_chunks)
         self._ask, self._put, self._refusal = ask, put, refusal
         self._job: tuple[str, Job] | None = None
         self._end_task: Callable[[], None] | None = None
         self._heard: tuple[int, float] = (-1, 0.0)  # bytes of the kit, and since when no more
-        self._problem = ""
 
     @property
     def running(self) -> bool:
@@ -68,25 +66,20 @@ class FarmJob:
     @property
     def due_s(self) -> float | None:
         """When `advance` has something to do without an event."""
-        return self._fetching.wake_at_s if self._job is not None else None
+        return self._download.wake_at_s if self._job is not None else None
 
     def begin(self, command_id: str, job: Job) -> None:
         """Fetch the kit; what is wrong is told by `advance`."""
-        self._job, self._heard, self._problem = (command_id, job), (-1, 0.0), ""
-        try:
+        self._job, self._heard = (command_id, job), (-1, 0.0)
+        with self._download.failing():
             shutil.rmtree(self._work, ignore_errors=True)  # an earlier agent may have been killed
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._fetching.begin(job.kit)
-        except (TandemError, OSError) as error:
-            self._problem = download_problem(error)
+            self._download.begin(job.kit)
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
         """Take a part of a blob that arrived; those of other blobs are dropped."""
         if self._job is not None and self._end_task is None:
-            try:
-                self._fetching.take(sha256, part, payload, now_s)
-            except (TandemError, OSError) as error:
-                self._problem = download_problem(error)
+            self._download.take(sha256, part, payload, now_s)
 
     def advance(self, now_s: float, *, waited_for: bool) -> str:
         """Go on with the job; return why it must end, "" while it need not.
@@ -95,20 +88,20 @@ class FarmJob:
         """
         if self._job is None:
             return ""
-        problem = self._problem or self._refusal() or (ANOTHER if waited_for else "")
+        problem = self._refusal() or (ANOTHER if waited_for else "")
         if problem or self._end_task is not None:
             return problem
-        problem = self._fetching.advance(now_s)
-        received = self._fetching.received_bytes
+        problem = self._download.advance(now_s)
+        received = self._download.received_bytes
         if received > self._heard[0]:
             self._heard = received, now_s
         elif now_s - self._heard[1] > FETCH_S:
             problem = f"nobody sent its kit for {FETCH_S:g} s: {received} bytes are there"
         if problem:
             return problem
-        if self._fetching.complete:
+        if self._download.complete:
             return self._start(*self._job)
-        request = self._fetching.next_request(now_s)
+        request = self._download.next_request(now_s)
         if request is not None:
             self._ask(request)
         return ""
@@ -121,7 +114,7 @@ class FarmJob:
             self._put(event)
 
         try:
-            kit = self._fetching.finish()
+            kit = self._download.finish()
             work.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (TandemError, OSError) as error:
             return download_problem(error)
@@ -139,4 +132,4 @@ class FarmJob:
         if self._end_task is not None:
             self._end_task()
         self._job = self._end_task = None
-        self._fetching.remove()
+        self._download.remove()
