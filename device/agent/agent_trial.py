@@ -3,13 +3,17 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from device.agent.launch import ENVIRONMENT
 from device.files import remove
+from device.protocol.documents import Desired
+from device.trust.exchange import Verdict
 from device.update import agent_versions as av
+from device.update.agent_decisions import AgentDecision, decide_agent
 
 LOG = logging.getLogger("tandem.agent")
 RETRY_S = 1.0  # between two tries to write to a disk that took nothing
@@ -27,30 +31,19 @@ class AgentTrial:
     def advance(self, now_s: float, *, mqtt: bool, pipeline: bool) -> None:
         """Note that this version runs, and confirm it once what worked before works again. `now_s`:
         monotonic."""
-        trial = self.versions
-        if not self.running or now_s < self._retry_s:
-            return
-        if trial.current == self.running and trial.failed_starts:
-            self._note_running(now_s)
-        if trial.trial != self.running:
-            return
-        if not av.is_shown(trial, mqtt=mqtt, pipeline=pipeline):
+        before = self.versions
+        after = av.while_running(before, self.running, mqtt=mqtt, pipeline=pipeline)
+        if after == before or now_s < self._retry_s:
             return
         try:
-            self._write(av.confirm(trial))
+            self._write(after)
         except OSError as error:
-            LOG.error("version %s of the agent works, and is not kept: %s", trial.trial, error)
+            LOG.error("version %s of the agent works, which is not noted: %s", self.running, error)
             self._retry_s = now_s + RETRY_S
             return
-        LOG.info("version %s of the agent works and stays", self.running)
-        self._remove(lambda _name: True)
-
-    def _note_running(self, now_s: float) -> None:
-        try:
-            self._write(av.ran(self.versions))
-        except OSError as error:
-            LOG.error("this start counts as failed until the disk takes it: %s", error)
-            self._retry_s = now_s + RETRY_S
+        if after.trial != before.trial:
+            LOG.info("version %s of the agent works and stays", self.running)
+            self._remove(lambda _name: True)
 
     def begin(self, name: str, terms: av.TrialTerms) -> str:
         """Note that a version is to be tried at the next start; return why it is not."""
@@ -75,21 +68,17 @@ class AgentTrial:
         return ""
 
     def refuse(self, name: str, request: str, reason: str) -> None:
-        """Note that a version cannot be tried for this request. Raises OSError."""
-        self._write(av.refuse(self.versions, name, request, reason))
+        """Note that a version cannot be tried for this request."""
+        self._note(av.refuse(self.versions, name, request, reason))
 
     def stage(self, name: str) -> None:
         """Note that a version may be tried: it is not fetched again after a restart."""
-        versions = replace(self.versions, staged=name)
-        try:
-            self._write(versions)
-        except OSError as error:
-            LOG.warning("version %s of the agent is fetched again after a restart: %s", name, error)
-            self.versions = versions
+        self._note(replace(self.versions, staged=name))
 
-    def is_staged(self, name: str) -> bool:
-        """Whether a version may be tried."""
-        return self.versions.staged == name and av.is_usable(self._state_dir, name)
+    def decide(self, desired: Desired, verdict: Verdict) -> AgentDecision:
+        """Return what becomes of a release that is asked for."""
+        usable = partial(av.is_usable, self._state_dir)
+        return decide_agent(desired, verdict, self.versions, self.running, usable)
 
     def discard(self, sha256: str) -> None:
         """Remove the environment of a bundle that is asked for no more, an unfinished one, too."""
@@ -109,6 +98,14 @@ class AgentTrial:
                 remove(folder / name)
             except OSError as error:
                 LOG.warning("cannot remove %s: %s", folder / name, error)
+
+    def _note(self, versions: av.AgentVersions) -> None:
+        """Change the versions, also where the disk takes it not, for as long as the agent runs."""
+        try:
+            self._write(versions)
+        except OSError as error:
+            LOG.error("that is forgotten at the next start: %s", error)
+            self.versions = versions
 
     def _write(self, versions: av.AgentVersions) -> None:
         av.write_versions(self._state_dir, versions)

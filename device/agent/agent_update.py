@@ -21,7 +21,7 @@ from device.protocol.documents import AgentReport, BlobGet, Desired, Phase, Upda
 from device.start.command import module_command
 from device.trust.exchange import TRUSTED, Trusted, Verdict
 from device.update.admission import waits_for_window
-from device.update.agent_decisions import AgentDecision, decide_agent
+from device.update.agent_decisions import AgentDecision
 from device.update.agent_payload import PROFILE
 from device.update.agent_versions import TrialTerms, environment_name
 from device.update.decisions import update_of
@@ -158,7 +158,7 @@ class AgentUpdate:
                 self._refuse(desired, event.problem)
             else:
                 self._trial.stage(_environment(desired))
-            self._remove_download()
+                self._remove_download()
         elif event.sha256[:12] != self._bundle:
             self._trial.discard(event.sha256)
 
@@ -181,22 +181,20 @@ class AgentUpdate:
         if self._trial.versions is not self._versions:
             self._decide(desired)
         word = self._decision.word
-        if word == "leave" or (word == "fetch" and self._trial.is_staged(_environment(desired))):
+        if word in ("leave", "try"):
             return self._switch(desired, TrialTerms(mqtt, pipeline, request=desired.request), busy)
         if word == "fetch" and self._end_child is None:
             self._fetch(desired, now_s)
         return False
 
     def _decide(self, desired: Desired) -> None:
-        self._versions = self._trial.versions
-        before = self._decision
-        self._decision = decide_agent(desired, self._verdict, self._versions, self._trial.running)
-        word = self._decision.word
+        """Begin or end what the decision asks for, and report it."""
+        self._versions, before = self._trial.versions, self._decision
+        self._decision = self._trial.decide(desired, self._verdict)
+        word, reason = self._decision.word, self._decision.reason
         if word == "fetch":
             if self._end_child is not None:
                 self._tell(desired, "staging")
-            elif self._trial.is_staged(_environment(desired)):
-                self._remove_download()
             elif not self._download.running:
                 self._begin(desired)
             return
@@ -204,11 +202,13 @@ class AgentUpdate:
             self.stop()
         elif self._end_child is None:  # else the child goes on with a bundle that was verified
             self._download.pause()
-        if word != "leave":
-            self._tell(desired, word, self._decision.reason)
+        if word == "try":
+            self._remove_download()
+        elif word != "leave":
+            self._tell(desired, word, reason)
         if word in ("rolled_back", "refused") and self._decision != before:
-            LOG.error("%s %s: %s", desired.release.name, desired.release.version,
-                self._decision.reason)  # fmt: skip
+            LOG.error("%s %s is %s: %s", desired.release.name, desired.release.version,
+                word.replace("_", " "), reason)  # fmt: skip
             self._trial.remove_failed()
 
     def _tell(self, desired: Desired, phase: Phase, reason: str = "") -> None:
@@ -227,7 +227,6 @@ class AgentUpdate:
     def _fetch(self, desired: Desired, now_s: float) -> None:
         problem = self._download.advance(now_s)
         if problem:
-            self._remove_download()
             self._refuse(desired, problem)
         elif self._download.complete:
             self._install(desired)
@@ -246,7 +245,6 @@ class AgentUpdate:
         try:
             bundle = self._download.finish()
         except (TandemError, OSError) as error:
-            self._remove_download()
             self._refuse(desired, download_problem(error))
             return
         takes = "any" if self._config.dev else "signed"
@@ -259,14 +257,9 @@ class AgentUpdate:
 
     def _refuse(self, desired: Desired, reason: str) -> None:
         """Refuse the release for this request, whatever happens."""
-        release = desired.release
-        LOG.error("refused %s %s: %s", release.name, release.version, reason)
-        try:
-            self._trial.refuse(_environment(desired), desired.request, reason)
-        except OSError as error:
-            LOG.error("that is forgotten at the next start: %s", error)
-        self._versions, self._decision = self._trial.versions, AgentDecision("refused", reason)
-        self._tell(desired, "refused", reason)
+        self._remove_download()
+        self._trial.refuse(_environment(desired), desired.request, reason)
+        self._decide(desired)
 
     def _switch(self, desired: Desired, terms: TrialTerms, busy: bool) -> bool:
         """Make way for the version, or for the one before; False: not now, as the report says."""

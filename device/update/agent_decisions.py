@@ -1,5 +1,11 @@
-"""What becomes of a release of the agent that a fleet asks for, as a pure function."""
+"""What becomes of a release of the agent that a fleet asks for, as a pure function.
 
+It stands beside `device.update.decisions`; the transitions of the versions are in
+`device.update.agent_versions`. A trial has no stages in one process as `device.update.machine` has
+them: the launcher begins and ends it, the new version confirms itself.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,25 +18,34 @@ from device.update.chunk_table import CHUNK_FORMATS
 
 @dataclass(frozen=True, slots=True)
 class AgentDecision:
-    """`word`: what the report says of the release; or that it is fetched, or left for the version
-    before it."""
+    """`word`: what the report says of the release; or that it is fetched, tried as it is installed
+    beside the version that runs, or left for the version before it."""
 
     word: Literal["live", "trial", "rolled_back", "refused", "verifying", "postponed", "fetch",
-        "leave"]  # fmt: skip
+        "try", "leave"]  # fmt: skip
     reason: str = ""
 
 
 def decide_agent(
-    desired: Desired, verdict: Verdict, versions: AgentVersions, running: str
+    desired: Desired,
+    verdict: Verdict,
+    versions: AgentVersions,
+    running: str,
+    usable: Callable[[str], bool],
 ) -> AgentDecision:
-    """Compare a desired release with the versions on the board. `running`: of this process."""
+    """Compare a desired release with the versions on the board.
+
+    `running`: of this process; `usable`: whether an environment is whole.
+    """
     name = environment_name(desired.release.version, desired.release.blob.sha256)
     decision = _standing(desired, versions, name, running) or _obstacle(desired, verdict)
     if decision is not None:
         return decision
     if desired.leave:
         return AgentDecision("leave")
-    return _failed(desired, versions, name) or AgentDecision("fetch")
+    if failed := _failed(desired, versions, name):
+        return failed
+    return AgentDecision("try" if versions.staged == name and usable(name) else "fetch")
 
 
 def _standing(

@@ -123,19 +123,22 @@ def excuse_start(versions: AgentVersions) -> AgentVersions:
     return replace(versions, failed_starts=max(0, versions.failed_starts - 1))
 
 
-def ran(versions: AgentVersions) -> AgentVersions:
-    """Note that the current version runs: its earlier starts count no more."""
-    return replace(versions, failed_starts=0)
-
-
 def give_up(versions: AgentVersions, reason: str) -> AgentVersions:
     """End a trial; what ran before is started from now on."""
     return replace(versions, trial="", starts=0, failed=versions.trial, reason=reason)
 
 
-def is_shown(versions: AgentVersions, *, mqtt: bool, pipeline: bool) -> bool:
-    """Whether a version on trial has brought back what worked before."""
-    return (mqtt or not versions.needs_mqtt) and (pipeline or not versions.needs_pipeline)
+def while_running(
+    versions: AgentVersions, running: str, *, mqtt: bool, pipeline: bool
+) -> AgentVersions:
+    """Return the versions while one runs: its failed starts count no more, and one on trial is kept
+    once it has brought back what worked before. `mqtt`, `pipeline`: what works now."""
+    if running == INSTALLED:
+        return versions
+    works = (mqtt or not versions.needs_mqtt) and (pipeline or not versions.needs_pipeline)
+    if running == versions.trial and works:
+        return confirm(versions)
+    return replace(versions, failed_starts=0) if running == versions.current else versions
 
 
 def confirm(versions: AgentVersions) -> AgentVersions:

@@ -40,6 +40,8 @@ FAILED = AgentVersions(failed=TWO, reason="it hung", request="r1")
 # desired, verdict, versions, what runs; the word, a part of the reason
 DECISIONS: list[tuple[Desired, Verdict, AgentVersions, str, str, str]] = [
     (DESIRED, TRUSTED, AgentVersions(), "", "fetch", ""),
+    (DESIRED, TRUSTED, AgentVersions(staged=TWO), "", "try", ""),
+    (DESIRED, TRUSTED, AgentVersions(staged="3-x"), "", "fetch", ""),
     (DESIRED, Refused(reason="forged"), AgentVersions(), "", "refused", "forged"),
     (DESIRED, Unverified(reason="wait"), AgentVersions(), "", "verifying", "wait"),
     (DESIRED, TRUSTED, AgentVersions(trial=TWO, starts=1), TWO, "trial", ""),
@@ -70,7 +72,7 @@ def test_what_becomes_of_a_release(
     desired: Desired, verdict: Verdict, versions: AgentVersions, running: str, word: str,
     reason: str,
 ) -> None:  # fmt: skip
-    decision = decide_agent(desired, verdict, versions, running)
+    decision = decide_agent(desired, verdict, versions, running, lambda name: name == TWO)
     assert decision.word == word
     assert reason in decision.reason
 
