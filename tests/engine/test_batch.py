@@ -19,6 +19,7 @@ from toolkit.cli.main import tandem
 from toolkit.engine.batch import BATCHES, bound_notes
 from toolkit.engine.options import BuildOptions
 from toolkit.errors import BuildError, PlanError
+from toolkit.importers import onnx as importer
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.ranges.measure import dummy_table
@@ -92,12 +93,23 @@ def test_a_bound_that_cannot_be_kept_is_refused(options, message, tmp_path: Path
         plan(path, "--profile", "orin-nx-16gb", *options)
 
 
-def test_the_engine_has_the_batch_of_the_plan(tmp_path: Path) -> None:
+def test_the_engine_has_the_batch_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = network(tmp_path / "m.onnx", "N")
     chosen = plan(path, "--profile", "orin-nx-16gb", "--max-latency-ms", 2, "--precision", "fp16")
     options = BuildOptions(precision="fp16", kernels=False, plan=PlanOptions(max_latency_ms=2.0))
+    parsed: list[Path] = []
+
+    def parse(data: bytes, path: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+        parsed.append(path)
+        return original(data, path)
+
+    original = importer._parse
+    monkeypatch.setattr(importer, "_parse", parse)
     result = build(path, out=tmp_path / "m.engine", profile="orin-nx-16gb", options=options)
     size = chosen["batch"]["size"]
+    assert parsed == [path]
     assert result.plan.batching.size == size > 1
     manifest = open_engine(tmp_path / "m.engine").manifest
     shapes = {tensor.name: tensor.shape for tensor in manifest.tensors}

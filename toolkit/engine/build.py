@@ -54,7 +54,7 @@ from toolkit.gpu.ports import compile_port
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
-from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
+from toolkit.importers.onnx import ModelBytes, ModelSource, OpenModel, open_model, source_path
 from toolkit.partition.best_precision import GpuNodes
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.objectives import goal_named
@@ -183,27 +183,30 @@ def plan_engine(
 
 
 def _frontend(
-    model: ModelSource, target: Target, options: BuildOptions, report: Progress
+    source: ModelSource, target: Target, options: BuildOptions, report: Progress
 ) -> Frontend:
     """Steps 1 to 4; with a bound on latency at the batch that a plan chooses."""
     batching = Batching()
+    model: ModelSource | OpenModel = source
     if options.plan.max_latency_ms is not None:
         if options.dims:
             raise BuildError(
                 f"A bound on latency fixes the batch, but dimension {options.dims[0].name!r} is to "
                 "stay dynamic: leave out one of `tandem build --dim` and --max-latency-ms."
             )
-        single = read_model(model, target, options, report)
+        report("import", 0.0)
+        model = open_model(source, plugins=options.plugins, report=report)
+        single = read_model(model.copy(), target, options, report)
         report("plan", 0.0)
         shapes = dict(options.shapes or {})
         request = PlanRequest(
-            members=(PlanMember(single.imported.name, model, table=options.table, shapes=shapes),),
+            members=(PlanMember(single.imported.name, source, table=options.table, shapes=shapes),),
             profile=target.profile.name,
             jetpack=options.jetpack,
             options=single.plan,
             plugins=options.plugins,
         )
-        batching, plan = planned_batch(request)
+        batching, plan = planned_batch(request, model)
         options = replace(options, plan=plan)
     front = run_frontend(model, target, options, report, batch=batching.size)
     if front.table is not None and not options.accept_loss:

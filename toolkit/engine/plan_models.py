@@ -131,15 +131,19 @@ def float_notes(plan: Plan, front: Frontend) -> tuple[str, ...]:
     )
 
 
-def planned_batch(request: PlanRequest) -> tuple[Batching, PlanOptions]:
-    """Return the batch of one model that the request's plan has, and the options that led there."""
-    _, shared, options = _planned(request, silent)
+def planned_batch(request: PlanRequest, model: OpenModel) -> tuple[Batching, PlanOptions]:
+    """Return the batch of one model that the request's plan has, and the options that led there.
+
+    `model`: that of the request, which stays as it is.
+    """
+    _, shared, options = _planned(request, silent, (model,))
     return shared.plans[0].batching, options
 
 
 def _planned(
-    request: PlanRequest, report: Progress
+    request: PlanRequest, report: Progress, opened: Sequence[OpenModel] = ()
 ) -> tuple[tuple[Frontend, ...], SharedPlan, PlanOptions]:
+    """`opened`: the models of the request, which are read where there are none."""
     times = request.measured
     if isinstance(times, Path):
         times = load_measured(times)
@@ -169,7 +173,7 @@ def _planned(
             )
 
     options = request.options
-    opened = [_open(member, request, report) for member in request.members]
+    opened = opened or [_open(member, request, report) for member in request.members]
     rated = any(member.rate_hz is not None for member in request.members)
     if not chooses_batch(options, rated=rated, models=len(request.members)):
         return *plan_all(opened, options), options
@@ -177,18 +181,14 @@ def _planned(
     (member,), (model,) = request.members, opened
     model = replace(model, model=run_passes(model.model, SIZELESS_PASSES)[0])
 
-    def copy() -> OpenModel:
-        """Copies share the weights."""
-        return replace(model, model=model.model.clone())
-
     def plan_at(
         batch: int, options: PlanOptions
     ) -> tuple[tuple[tuple[Frontend, ...], SharedPlan], Plan]:
-        fronts, shared = plan_all((copy(),), options, batch)
+        fronts, shared = plan_all((model.copy(),), options, batch)
         return (fronts, shared), shared.plans[0]
 
     with about(model.path.name):
-        dynamic = sized(copy(), shapes=member.shapes).batched
+        dynamic = sized(model.copy(), shapes=member.shapes).batched
     choice = choose_batch(plan_at, options, dynamic=dynamic)
     fronts, shared = choice.planned
     plan = replace(shared.plans[0], batching=choice.batching)

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -133,6 +133,10 @@ class OpenModel:
     notes: tuple[str, ...]
     origin: ModelOrigin
     bfloat16: bool = False
+
+    def copy(self) -> "OpenModel":
+        """Return a model with a graph of its own, which shares the weights."""
+        return replace(self, model=self.model.clone())
 
 
 def open_model(
