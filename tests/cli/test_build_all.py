@@ -75,7 +75,7 @@ def test_engines_are_those_of_single_builds_and_share_calibrations(
         calls.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr("toolkit.engine.frontend.measure_ranges", counted)
+    monkeypatch.setattr("toolkit.engine.int8_ranges.measure_ranges", counted)
     report = run(folder, "--html", str(folder / "all.html"))
     assert (report["built"], report["cached"], report["failed"]) == (8, 0, 0)
     assert len(calls) == 2  # a graph for both profiles, which have no DLA

@@ -2,6 +2,7 @@
 
 report_text   the report of a build
 frontend      model file -> what plans are made of (`frontend_result`)
+int8_ranges   its ranges of INT8
 plan_models   plans without a build
 measure       INT8 ranges without a build
 """

@@ -34,8 +34,9 @@ from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.argument_names import BUILD
 from toolkit.engine.assemble import FrameCompiler, assemble
 from toolkit.engine.batch import bound_notes
-from toolkit.engine.frontend import note_gain, run_frontend
+from toolkit.engine.frontend import run_frontend
 from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.int8_ranges import note_gain
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toolkit.engine.frontend import run_frontend, to_measure
+from toolkit.engine.frontend import run_frontend
+from toolkit.engine.int8_ranges import to_measure
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.read import read_model
 from toolkit.engine.target import HOST, choose_target

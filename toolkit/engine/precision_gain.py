@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from device.profile import Profile
-from toolkit.engine.frontend import CLIPPED
 from toolkit.engine.frontend_result import Frontend
+from toolkit.engine.int8_ranges import CLIPPED
 from toolkit.graph.node_view import NodeView, views
 from toolkit.partition.best_precision import GpuNodes, gpu_costs, int8_on_gpu
 from toolkit.partition.costs.model import CostModel
