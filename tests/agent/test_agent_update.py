@@ -296,6 +296,21 @@ def test_a_version_with_all_that_verifies_releases_is_tried(tmp_path: Path) -> N
     bench.until(lambda: bench.told.phase == "postponed")
 
 
+def test_a_refusal_that_the_disk_does_not_take_holds_until_the_agent_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(av, "write_versions", full)
+    bench.trial.refuse(TWO, DESIRED.request, "it does not fit")
+    bench.update.on_desired(DESIRED, TRUSTED)
+    assert (bench.told.phase, bench.told.reason) == ("refused", "it does not fit")
+    assert Bench(tmp_path).trial.versions == AgentVersions()
+
+
 def test_a_download_that_the_broker_interrupts_wakes_nobody(tmp_path: Path) -> None:
     bench = Bench(tmp_path, source="mqtt")
     bench.update.on_desired(DESIRED, TRUSTED)
