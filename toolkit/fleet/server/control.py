@@ -14,11 +14,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 
 import msgspec
+from msgspec.structs import replace
 
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
 from toolkit.fleet.rollout import values as v
@@ -463,7 +464,7 @@ class Control:
             return []
         payloads = self._sign([desired for _row, desired in drafts])
         return [
-            msgspec.structs.replace(row, document=payload.decode())
+            replace(row, document=payload.decode())
             for (row, _desired), payload in zip(drafts, payloads, strict=True)
         ]
 
