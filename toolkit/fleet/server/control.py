@@ -215,7 +215,7 @@ class Control:
 
     def _is_due(self, at_s: float) -> bool:
         """Whether a round would do something although no device was heard."""
-        if log.head(self._database)[0] != self._applied:
+        if any(map(lease.is_gone, self.servers)) or log.head(self._database)[0] != self._applied:
             return True
         if not self._renews_later(at_s):
             first_s = rollouts.first_expiry(self._database)
