@@ -309,6 +309,48 @@ def test_a_worker_with_other_files_is_refused(model: Path, arrays: Path) -> None
         shards.observe_shard(texts[0], "0" * 64, 20, 30)
 
 
+@pytest.mark.parametrize("number", [3, 5])
+def test_a_file_that_changes_while_its_shard_runs_is_named(
+    model: Path,
+    arrays: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    """Also if its samples and its hash were read before: of a file in one shard, or in several."""
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    observe_run, path, refusals = observe.observe_run, arrays / f"{number}.npy", list[str]()
+
+    def change(run: Any, part: Any, *arguments: Any, **options: Any) -> Any:
+        observation = observe_run(run, part, *arguments, **options)
+        if path.name in getattr(part, "stamps", dict)() and not refusals:
+            part.sha256()
+            refusals.append("")
+            np.save(path, np.load(path) * 2.0)
+        return observation
+
+    monkeypatch.setattr(shards, "observe_run", change)
+    with threads(1) as workers, pytest.raises(CalibrationError, match=f"{number}.npy was changed"):
+        measured(model, arrays, replace(PLAIN, workers=workers))
+    assert f"read {number}.npy while it was changed" in caplog.text
+
+
+def test_a_file_that_changes_while_a_shard_of_this_process_runs_is_named(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe_run, path = observe.observe_run, arrays / "5.npy"
+
+    def change(run: Any, part: Any, *arguments: Any, **options: Any) -> Any:
+        observation = observe_run(run, part, *arguments, **options)
+        np.save(path, np.load(path) * 2.0)
+        return observation
+
+    monkeypatch.setattr(shards, "observe_run", change)
+    request = CalibrateRequest(model, arrays, options=PLAIN, accept_loss=True)
+    with pytest.raises(CalibrationError, match=r"5\.npy was changed while samples \d+ to 54 ran"):
+        measure_shard(request, 1, 2, lambda step, share: None)
+
+
 def test_an_entry_that_is_no_such_shard_is_made_again(
     model: Path, arrays: Path, tmp_path: Path
 ) -> None:
