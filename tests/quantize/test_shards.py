@@ -309,43 +309,52 @@ def test_a_worker_with_other_files_is_refused(model: Path, arrays: Path) -> None
         shards.observe_shard(texts[0], "0" * 64, 20, 30)
 
 
-@pytest.mark.parametrize("number", [3, 5])
 def test_a_file_that_changes_while_its_shard_runs_is_named(
-    model: Path,
-    arrays: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    number: int,
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if its samples and its hash were read before: of a file in one shard, or in several."""
-    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
-    observe_run, path, refusals = observe.observe_run, arrays / f"{number}.npy", list[str]()
+    """Also if its samples and its hash were read before."""
+    tasks: list[tuple[Any, ...]] = []
 
-    def change(run: Any, part: Any, *arguments: Any, **options: Any) -> Any:
-        observation = observe_run(run, part, *arguments, **options)
-        if path.name in getattr(part, "stamps", dict)() and not refusals:
-            part.sha256()
-            refusals.append("")
-            np.save(path, np.load(path) * 2.0)
+    class Spy(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            tasks.append(args[2])
+            return super().submit(fn, *args, **kwargs)
+
+    with Workers(lambda: Spy(1)) as workers:
+        measured(model, arrays, replace(PLAIN, workers=workers))
+    last = max(tasks, key=lambda task: task[3])
+    shards.observe_shard(*last)  # keeps the hash of the file
+    monkeypatch.setattr(shards, "observe_run", changing(arrays / "5.npy"))
+    with pytest.raises(RefusedError, match=r"read 5\.npy while it was changed"):
+        shards.observe_shard(*last)
+    with pytest.raises(RefusedError, match="other files"):
+        shards.observe_shard(*last)
+
+
+def changing(path: Path) -> Callable[..., Any]:
+    """An `observe_run` after which a file has other samples."""
+
+    def observe_run(*arguments: Any, **options: Any) -> Any:
+        observation = observe.observe_run(*arguments, **options)
+        np.save(path, np.load(path) * 2.0)
         return observation
 
-    monkeypatch.setattr(shards, "observe_run", change)
-    with threads(1) as workers, pytest.raises(CalibrationError, match=f"{number}.npy was changed"):
+    return observe_run
+
+
+def test_a_file_that_changes_while_workers_calibrate_is_named(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    monkeypatch.setattr(shards, "observe_run", changing(arrays / "5.npy"))
+    with threads(1) as workers, pytest.raises(CalibrationError, match=r"5\.npy was changed"):
         measured(model, arrays, replace(PLAIN, workers=workers))
-    assert f"read {number}.npy while it was changed" in caplog.text
 
 
 def test_a_file_that_changes_while_a_shard_of_this_process_runs_is_named(
     model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    observe_run, path = observe.observe_run, arrays / "5.npy"
-
-    def change(run: Any, part: Any, *arguments: Any, **options: Any) -> Any:
-        observation = observe_run(run, part, *arguments, **options)
-        np.save(path, np.load(path) * 2.0)
-        return observation
-
-    monkeypatch.setattr(shards, "observe_run", change)
+    monkeypatch.setattr(shards, "observe_run", changing(arrays / "5.npy"))
     request = CalibrateRequest(model, arrays, options=PLAIN, accept_loss=True)
     with pytest.raises(CalibrationError, match=r"5\.npy was changed while samples \d+ to 54 ran"):
         measure_shard(request, 1, 2, lambda step, share: None)
