@@ -349,9 +349,7 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
         finally:  # before any error of other files
             is_same = local_key.result() == key
             if changed := _changed(before, part.stamps()):
-                raise RefusedError(
-                    f"read {changed} for samples {start} to {stop} as it was changed"
-                )
+                raise RefusedError(f"read {changed} while it was changed")
             if not is_same:
                 raise RefusedError(f"has other files for samples {start} to {stop}")
 
