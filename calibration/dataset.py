@@ -6,7 +6,7 @@ hundred images of a data set sorted by class would show one class only.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,15 @@ from calibration.arrays import (
 )
 from calibration.errors import CalibrationError
 from calibration.iterable import iterable_dataset
-from calibration.samples import Dataset, Divisible, Skipped, batched, memory_dataset
+from calibration.samples import (
+    Dataset,
+    Divisible,
+    Skipped,
+    Stamp,
+    batched,
+    memory_dataset,
+    stamp_of,
+)
 from device.errors import SourceError
 from device.files import blocks_of, sha256_of
 
@@ -116,7 +124,7 @@ class _Files:
         read: Callable[[_File, Sequence[int]], Iterator[Sample | Skipped]],
         prepared_by: bytes,
         *,
-        hashes: dict[Path, str] | None = None,
+        hashes: dict[tuple[Path, Stamp], str] | None = None,
     ) -> None:
         """`hashes`: of files, for the parts of a data set; None: all of it."""
         self.requested = requested
@@ -184,10 +192,14 @@ class _Files:
                 ) from error
         return digest.hexdigest()
 
+    def stamps(self) -> Mapping[str, Stamp]:
+        return {file.name: stamp_of(file.path) for file, _ in self._plan}
+
     def _file_sha256(self, path: Path) -> str:
-        if path not in self._hashes:
-            self._hashes[path] = sha256_of(path)
-        return self._hashes[path]
+        key = path, stamp_of(path)
+        if key not in self._hashes:
+            self._hashes[key] = sha256_of(path)
+        return self._hashes[key]
 
 
 def _find(path: Path) -> tuple[str, list[_File]]:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,6 +46,18 @@ class Dataset(Protocol):
         """Hash of the names and bytes of the data, as hexadecimal digits."""
 
 
+Stamp = tuple[int, ...]
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return what writing to a file, or replacing it, changes; () if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @runtime_checkable
 class Divisible(Dataset, Protocol):
     """A data set in files, of which a part can be read alone."""
@@ -54,6 +67,9 @@ class Divisible(Dataset, Protocol):
 
     def part(self, start: int, stop: int) -> "Divisible":
         """The samples `start` to `stop` of `len`; of a part none need be readable."""
+
+    def stamps(self) -> Mapping[str, Stamp]:
+        """By the names of files what writing to one changes."""
 
 
 def memory_dataset(samples: Sequence[Sample]) -> Dataset:
@@ -156,3 +172,7 @@ class _Batches:
 
     def sha256(self) -> str:
         return hashlib.sha256(f"{self._batch} {self._data.sha256()}".encode()).hexdigest()
+
+    def stamps(self) -> Mapping[str, Stamp]:
+        assert isinstance(self._data, Divisible)
+        return self._data.stamps()

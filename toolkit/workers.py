@@ -93,7 +93,10 @@ def _check_name(function: Callable[..., bytes]) -> None:
 
 
 class _Answer(msgspec.Struct, frozen=True):
+    """`place`: what the executor knows the worker by: Dask's address, else its process id."""
+
     worker: str
+    place: str = ""
     result: bytes = b""
     refused: str = ""
     failure: str = ""
@@ -109,7 +112,8 @@ class _Progress(Generic[K]):
     refused: set[K] = field(default_factory=set)
     ever_refused: set[K] = field(default_factory=set)
     logged: set[str] = field(default_factory=set)
-    workers: set[str] = field(default_factory=set)  # that have given a result
+    failures: Counter[K] = field(default_factory=Counter)  # of copies, while others ran
+    workers: set[str] = field(default_factory=set)  # places of those that have given a result
     lost: int = 0
     longest_s: float = 0.0  # between two results
     last_s: float = field(default_factory=time.monotonic)
@@ -136,13 +140,23 @@ class _Progress(Generic[K]):
         again = [key for key in count if key in self.missing and count[key] < COPIES]
         return sorted(again, key=lambda key: count[key])
 
-    def copies_for_idle(self) -> list[K]:
-        """What to give to workers that have nothing to do, as fewer tasks are left than they."""
+    def copies_for_idle(self, present: Callable[[], Set[str] | None]) -> list[K]:
+        """What to give to workers that have nothing to do, as fewer tasks are left than they.
+        `present`: returns the places of the workers that are there now, None: not known."""
+        if len(self.workers) > len(self.running) and (places := present()) is not None:
+            self.workers &= places
         return self.copies()[: max(0, len(self.workers) - len(self.running))]
 
-    def take_result(self, key: K, worker: str) -> None:
+    def take_failure(self, key: K, why: str) -> None:
+        """A copy of a task has failed. Raises WorkersError: no other one runs, which may succeed,
+        or it hangs while all others fail."""
+        self.failures[key] += 1
+        if self.failures[key] == COPIES - 1 or key not in self.running.values():
+            raise WorkersError(why)
+
+    def take_result(self, key: K, place: str) -> None:
         """A worker has given the result of a task."""
-        self.workers.add(worker)
+        self.workers.add(place)
         del self.missing[key]
         _cancel(self.running, key)
         self.refused.clear()
@@ -236,7 +250,8 @@ class Workers(AbstractContextManager["Workers"]):
         tasks, and so does one with another Python or other versions of `packages`. `check`: says
         why a result cannot be that of its task, which is then refused.
 
-        Raises WorkersError: tasks are lost or refused again and again, and what a task raises.
+        Raises WorkersError: tasks are lost or refused again and again, and what a task raises once
+        no copy of it is left that may succeed.
         """
         state, expected = _Progress(dict(tasks)), versions(packages)
         need = MIN_FREE_BYTES + COPIES_OF_MODEL * model_bytes
@@ -250,7 +265,7 @@ class Workers(AbstractContextManager["Workers"]):
             while state.missing:
                 submit(begun := state.startable())
                 submit(state.copies_of_refused(begun) if alike else ())
-                submit(state.copies_for_idle() if alike else ())
+                submit(state.copies_for_idle(self._places) if alike else ())
                 done = self._await_some(state.running, state.late_s)
                 submit(state.copies() if alike and not done else ())
                 ended = [(state.running.pop(future), self._result(future)) for future in done]
@@ -258,12 +273,15 @@ class Workers(AbstractContextManager["Workers"]):
                 for key, answer in sorted(ended, key=lambda row: bool(row[1].failure)):
                     if key not in state.missing:
                         continue
-                    if why := _refusal(answer) or check(key, answer.result):
+                    if answer.failure:
+                        state.take_failure(key, answer.failure)
+                        continue
+                    if why := answer.refused or check(key, answer.result):
                         problem = f"{answer.worker} {why}"
                         state.refused.add(key)
                         state.ever_refused.add(key)
                         continue
-                    state.take_result(key, answer.worker)
+                    state.take_result(key, answer.place)
                     yield key, answer.result
                 if problem:
                     state.note(problem)
@@ -272,6 +290,15 @@ class Workers(AbstractContextManager["Workers"]):
         finally:
             self._has_copies = not state.missing and bool(state.running)
             self._cancel_all(state.running)
+
+    def _places(self) -> Set[str] | None:
+        """Return the places of the workers that are there now; None: the executor does not say."""
+        if isinstance(self._executor, _Dask):
+            return set(self._executor.addresses())
+        if not hasattr(self._executor, "_processes"):
+            return None
+        # It has None once it has broken.
+        return {str(process) for process in getattr(self._executor, "_processes", None) or ()}
 
     def _await_some(self, running: Mapping[Future[bytes], K], for_s: float) -> set[Future[bytes]]:
         """Return what has ended, nothing after so many seconds. Raises WorkersError: the scheduler
@@ -318,13 +345,6 @@ class Workers(AbstractContextManager["Workers"]):
             return _Answer("a worker", refused=why)
 
 
-def _refusal(answer: _Answer) -> str:
-    """Return why a worker has not done a task, "" if it has. Raises WorkersError: none can."""
-    if answer.failure:
-        raise WorkersError(answer.failure)
-    return answer.refused
-
-
 def _end_lost(problem: str, lost: int) -> None:
     if lost >= MAX_LOST:
         raise WorkersError(
@@ -366,7 +386,7 @@ def _answer(
             raise RefusedError(
                 f"has {free >> 20} MiB of memory free, and a task needs {need >> 20} MiB"
             )
-        answer = _Answer(worker, result=function(*arguments))
+        answer = _Answer(worker, worker_place(), result=function(*arguments))
     except (RefusedError, MemoryError) as error:
         why = str(error) if isinstance(error, RefusedError) else "has too little memory"
         time.sleep(REFUSED_S)
@@ -382,6 +402,11 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     python = "{}.{}".format(*sys.version_info)
     versions_here = {TANDEM: code_version(), PYTHON: python}
     return versions_here | {name: package_version(name) for name in sorted(packages)}
+
+
+def worker_place() -> str:
+    """Return what its executor knows this worker by."""
+    return _dask_address() or str(os.getpid())
 
 
 def worker_name() -> str:
@@ -459,7 +484,7 @@ class _Dask(Executor):
         self._client = client
         self._executor: Executor = client.get_executor(pure=False)  # twice: run twice
         self._address = address
-        self._last, self._asked_s = self._workers(), time.monotonic()  # that it had, and when
+        self._last, self._asked_s = self.addresses(), time.monotonic()  # that it had, and when
         self._alone_since_s = math.inf
         self._is_logged = False
 
@@ -485,7 +510,7 @@ class _Dask(Executor):
         now_s = time.monotonic()
         if now_s - self._asked_s < POLL_S:
             return
-        self._asked_s, workers = now_s, self._workers()
+        self._asked_s, workers = now_s, self.addresses()
         if workers:
             if self._is_logged:
                 LOG.warning("the scheduler %s has %d workers", self._address, len(workers))
@@ -512,7 +537,8 @@ class _Dask(Executor):
             tasks[_host_of(address)] += threads
         return dict(tasks)
 
-    def _workers(self) -> tuple[str, ...]:
+    def addresses(self) -> tuple[str, ...]:
+        """Return the addresses of the workers that it has now."""
         return tuple(sorted(self._threads_by_worker()))
 
     def _threads_by_worker(self) -> dict[str, int]:

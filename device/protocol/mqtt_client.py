@@ -4,6 +4,7 @@ import ssl
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import paho.mqtt.client as paho
@@ -29,7 +30,13 @@ class Client(paho.Client):
     `tls_error`: what TLS said as it ended.
     """
 
-    def __init__(self, version: MQTTProtocolVersion, client_id: str) -> None:
+    def __init__(
+        self,
+        version: MQTTProtocolVersion,
+        client_id: str,
+        take_message: Callable[[bytes, bytes, bool], None],
+    ) -> None:
+        """`take_message` gets topic, payload, and whether the broker had retained it."""
         super().__init__(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
@@ -37,6 +44,7 @@ class Client(paho.Client):
             protocol=version,
             reconnect_on_failure=False,
         )
+        self._take_message = take_message
         self.ended = threading.Event()
         self.failure = ""
         self.giant_bytes = 0
@@ -71,10 +79,7 @@ class Client(paho.Client):
 
     def _handle_on_message(self, message: paho.MQTTMessage) -> None:
         """Hand a message over; paho looks for callbacks by its topic first, and there are none."""
-        take = self._on_message
-        if take is not None:
-            with self._in_callback_mutex:
-                take(self, self._userdata, message)
+        self._take_message(message._topic, bytes(message.payload), message.retain)
 
     def _send_puback(self, mid: int) -> MQTTErrorCode:
         """Acknowledge a message, with the others of this turn: each packet that is sent is a record
@@ -84,7 +89,7 @@ class Client(paho.Client):
 
     def _handle_publish(self) -> MQTTErrorCode:
         """Take a message. One of MQTT 5 without properties is read here: paho makes an object with
-        all 27 for each, which is half of its thread's time."""
+        all 27 for each, and a lock, which is half of its thread's time."""
         head, packet = self._in_packet["command"], self._in_packet["packet"]
         qos, topic_end = head >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
         begin = topic_end + (2 if qos else 0)
@@ -92,10 +97,8 @@ class Client(paho.Client):
         if self._protocol != MQTTProtocolVersion.MQTTv5 or qos > 1 or has_properties:
             return super()._handle_publish()
         number = int.from_bytes(packet[topic_end:begin], "big")
-        message = paho.MQTTMessage(number, bytes(packet[2:topic_end]))
-        message.qos, message.retain = qos, bool(head & 1)
-        message.payload = bytes(packet[begin + 1 :])
-        self._handle_on_message(message)
+        topic, payload = bytes(packet[2:topic_end]), bytes(packet[begin + 1 :])
+        self._take_message(topic, payload, bool(head & 1))
         return self._send_puback(number) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:

@@ -242,7 +242,7 @@ class Connection:
 
     def _make_client(self, context: ssl.SSLContext | None) -> Client:
         settings = self._settings
-        client = Client(self._version, settings.client_id)
+        client = Client(self._version, settings.client_id, self._take_message)
         if context is not None:
             client.tls_set_context(context)
         client.connect_timeout = CONNECT_TIMEOUT_S
@@ -253,7 +253,6 @@ class Connection:
         client.on_socket_open = _no_delay
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
         client.on_disconnect = self._on_disconnect
         return client
 
@@ -325,17 +324,12 @@ class Connection:
         self.was_up = True
         self._put(LinkUp(self._session, VERSION_NAMES[self._version]))
 
-    def _on_message(
-        self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage
-    ) -> None:
-        if len(message.payload) > MAX_MESSAGE_BYTES:
-            LOG.warning("dropped a message of %d bytes", len(message.payload))
+    def _take_message(self, topic: bytes, payload: bytes, retained: bool) -> None:
+        if len(payload) > MAX_MESSAGE_BYTES:
+            LOG.warning("dropped a message of %d bytes", len(payload))
             return
-        try:
-            topic = message.topic
-        except UnicodeDecodeError:  # not a subscribed topic
-            return
-        self._put(Message(topic, bytes(message.payload), message.retain))
+        with contextlib.suppress(UnicodeDecodeError):  # not a subscribed topic
+            self._put(Message(topic.decode(), payload, retained))
 
     def _on_disconnect(
         self,

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from fleet_server_fixtures import PROFILE, device_row, report, write_fleet
 from mqtt_fixtures import make_bundle
+from msgspec.structs import replace
 
 from device.errors import ConfigError
 from device.protocol.documents import DeviceFacts, Measured

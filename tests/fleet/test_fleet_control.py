@@ -4,7 +4,6 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from fleet_server_fixtures import PROFILE, device_row, release, report, write_fleet
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from postgresql_fixtures import postgresql
 from rich.console import Console
 from store_fixtures import all_devices

@@ -1,18 +1,19 @@
 """Counts, pages and changes of a fleet's devices by SQL; stores of older versions; the archive of
 the log."""
 
+import dataclasses
 import itertools
 import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from fleet_server_fixtures import device_row, release, report, write_fleet
+from msgspec.structs import replace
 from store_fixtures import BEAT_S, EAR, NOW_S, all_devices, answer, fleet, served, spec_of
 
 from device.protocol.documents import (
@@ -261,7 +262,7 @@ def test_every_change_of_a_device_has_a_number_above_all_before(filled: Database
     seen = queries.changes_since(filled, 0)
     assert (len(seen.devices), seen.missed) == (120, False)
     assert seen.number == changes.last_change(filled)
-    assert queries.changes_since(filled, seen.number) == replace(seen, devices=())
+    assert queries.changes_since(filled, seen.number) == dataclasses.replace(seen, devices=())
     row = all_rows(filled)[7]
     with filled.write():
         devices.save_devices(filled, [row])

@@ -7,12 +7,12 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from process_lines import next_line
 from store_fixtures import all_devices
 

@@ -1,6 +1,7 @@
 """Several servers share a fleet: who has which device, and what holds when they come and go."""
 
 import shutil
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -54,6 +55,21 @@ def take_lease(store: Database, name: str) -> None:
     with store.write():
         until_s = store.now_s() + 3600.0
         store.run("INSERT INTO lease VALUES (?, ?, ?)", name, name, until_s)
+
+
+def test_a_killed_server_of_this_machine_loses_its_devices_though_nothing_is_heard(
+    store: Database,
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        place = lease.holder_name().rsplit(":", 2)[0]
+        for name in ("a", other := f"{place}:{process.pid}:b"):
+            take_lease(store, name)
+        control = Control(store, "a")
+        control.advance({})
+        assert control.servers == tuple(sorted(("a", other)))
+        process.kill()
+    control.advance({})
+    assert control.servers == ("a",)
 
 
 def end_lease(store: Database, name: str) -> None:

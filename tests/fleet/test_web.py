@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import get_args
@@ -19,6 +18,7 @@ from fleet_server_fixtures import device_row, report, write_fleet
 from fleet_server_fixtures import release as release_of_letter
 from jsonschema import Draft202012Validator
 from mqtt_fixtures import make_bundle
+from msgspec.structs import replace
 from openapi_spec_validator import validate
 from starlette.requests import Request
 from web_fixtures import PASSWORD, Events, Visitor, WebProcess, add_people

@@ -309,6 +309,58 @@ def test_a_worker_with_other_files_is_refused(model: Path, arrays: Path) -> None
         shards.observe_shard(texts[0], "0" * 64, 20, 30)
 
 
+def test_a_file_that_changes_while_its_shard_runs_is_named(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its samples and its hash were read before."""
+    tasks: list[tuple[Any, ...]] = []
+
+    class Spy(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            tasks.append(args[2])
+            return super().submit(fn, *args, **kwargs)
+
+    with Workers(lambda: Spy(1)) as workers:
+        measured(model, arrays, replace(PLAIN, workers=workers))
+    last = max(tasks, key=lambda task: task[3])
+    shards.observe_shard(*last)  # keeps the hash of the file
+    monkeypatch.setattr(shards, "observe_run", changing(arrays / "5.npy"))
+    with pytest.raises(RefusedError, match=r"read 5\.npy while it was changed"):
+        shards.observe_shard(*last)
+    monkeypatch.setattr(shards, "observe_run", observe.observe_run)
+    with pytest.raises(RefusedError, match="other files"):  # the hash is that of the file now
+        shards.observe_shard(*last)
+
+
+def changing(path: Path) -> Callable[..., Any]:
+    """An `observe_run` after which a file has other samples."""
+
+    def observe_run(*arguments: Any, **options: Any) -> Any:
+        observation = observe.observe_run(*arguments, **options)
+        np.save(path, np.load(path) * 2.0)
+        return observation
+
+    return observe_run
+
+
+def test_a_file_that_changes_while_workers_calibrate_is_named(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    monkeypatch.setattr(shards, "observe_run", changing(arrays / "5.npy"))
+    with threads(1) as workers, pytest.raises(CalibrationError, match=r"5\.npy was changed"):
+        measured(model, arrays, replace(PLAIN, workers=workers))
+
+
+def test_a_file_that_changes_while_a_shard_of_this_process_runs_is_named(
+    model: Path, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "observe_run", changing(arrays / "5.npy"))
+    request = CalibrateRequest(model, arrays, options=PLAIN, accept_loss=True)
+    with pytest.raises(CalibrationError, match=r"5\.npy was changed while samples \d+ to 54 ran"):
+        measure_shard(request, 1, 2, lambda step, share: None)
+
+
 def test_an_entry_that_is_no_such_shard_is_made_again(
     model: Path, arrays: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from toolkit.workers import (
     _answer,
     _Dask,
     _Function,
+    _Progress,
     open_workers,
     tasks_here,
     versions,
@@ -354,6 +356,65 @@ def test_a_late_copy_that_fails_does_not_end_a_run_with_its_result(
 
     with threads(8) as workers:
         assert len(dict(workers.run(work, {0: (0,), 1: (1,)}, alike=True))) == 2
+
+
+def test_a_copy_that_fails_does_not_end_a_run_while_another_may_succeed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolkit.workers.MIN_LATE_S", 0.5)
+    runs, has_failed = list[int](), threading.Event()
+
+    def work() -> bytes:
+        runs.append(1)
+        if len(runs) == 1:  # slow: a copy of it is given out
+            has_failed.wait(5)
+            time.sleep(0.3)
+            return b"done"
+        has_failed.set()
+        raise TandemError("the disk is full")
+
+    with threads(2) as workers:
+        assert dict(workers.run(work, {1: ()}, alike=True)) == {1: b"done"}
+    assert has_failed.is_set()
+
+
+def test_a_task_whose_copies_fail_ends_a_run_though_the_first_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolkit.workers.MIN_LATE_S", 0.1)
+    runs, over = list[int](), threading.Event()
+
+    def work() -> bytes:
+        runs.append(1)
+        if len(runs) == 1:
+            over.wait(20)
+        raise TandemError("the disk is full")
+
+    with threads(2) as workers:
+        with pytest.raises(WorkersError, match="the disk is full"):
+            dict(workers.run(work, {1: ()}, alike=True))
+        assert len(runs) == 4
+        over.set()
+
+
+def test_only_workers_that_are_there_count_as_idle() -> None:
+    progress = _Progress(dict.fromkeys(range(3), ()))
+    for number, place in enumerate(("gone", "there")):
+        progress.take_result(number, place)
+    progress.running[Future()] = 2
+    assert progress.copies_for_idle(lambda: None) == [2]  # the executor does not say
+    assert progress.copies_for_idle(lambda: {"there", "new"}) == []
+    assert progress.workers == {"there"}
+
+
+def test_an_executor_says_which_processes_it_has() -> None:
+    with open_workers("1") as workers:
+        dict(workers.run(bytes, {1: ()}))
+        (first,) = workers._places() or ()
+        os.kill(int(first), signal.SIGKILL)
+        dict(workers.run(bytes, {1: ()}))
+        (second,) = workers._places() or ()
+        assert second != first
 
 
 def test_a_result_that_is_of_no_such_task_is_refused_by_name(

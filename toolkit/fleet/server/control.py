@@ -14,11 +14,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 
 import msgspec
+from msgspec.structs import replace
 
 from device.protocol.documents import DOCUMENT_FORMAT, Desired, ReleaseSpec, encode
 from toolkit.fleet.rollout import values as v
@@ -214,7 +215,7 @@ class Control:
 
     def _is_due(self, at_s: float) -> bool:
         """Whether a round would do something although no device was heard."""
-        if log.head(self._database)[0] != self._applied:
+        if any(map(lease.is_gone, self.servers)) or log.head(self._database)[0] != self._applied:
             return True
         if not self._renews_later(at_s):
             first_s = rollouts.first_expiry(self._database)
@@ -463,7 +464,7 @@ class Control:
             return []
         payloads = self._sign([desired for _row, desired in drafts])
         return [
-            msgspec.structs.replace(row, document=payload.decode())
+            replace(row, document=payload.decode())
             for (row, _desired), payload in zip(drafts, payloads, strict=True)
         ]
 

@@ -7,21 +7,21 @@ take over those of a server whose lease has run out; in SQLite one works, and th
 
 import logging
 import math
-import queue
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from device.errors import TrustError
 from device.protocol.documents import Beat, Desired, Reported, StateDocument, decode
-from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, Will, queue_putter
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, Will
 from device.protocol.signed import Told, open_told
 from device.protocol.topics import PREFIX, SERVER_CLAIM, Topics
 from toolkit.fleet.authority import SERVER
@@ -31,6 +31,7 @@ from toolkit.fleet.server.answers import Answers
 from toolkit.fleet.server.control import Control, DesiredSigner, encode_all
 from toolkit.fleet.server.copy_guard import Claim, CopyGuard, fleet_id
 from toolkit.fleet.server.device_cache import voice_of
+from toolkit.fleet.server.inbox import Inbox
 from toolkit.fleet.server.metrics import Meters, MetricsListener, ServerFigures
 from toolkit.fleet.server.otlp import OtlpPush
 from toolkit.fleet.server.refresher import Refresher
@@ -146,7 +147,7 @@ class FleetServer:
         self._metrics = metrics
         self._otlp = otlp
         self._meters = Meters()
-        self._events: queue.Queue[LinkEvent] = queue.Queue(MAX_EVENTS)
+        self._events: Inbox[LinkEvent] = Inbox(MAX_EVENTS)
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
         # The device up to which all documents are published again, None: they are. Those of devices
         # that were ours among the servers `_republish_but` are not.
@@ -165,8 +166,6 @@ class FleetServer:
         self._reconnected = False  # after a time in which devices were not heard
         self._unread: set[str] = set()  # devices whose report cannot be read, said once
         self._watch = Watch()
-        self._behind = 0  # events that were there at `_asked_s` and are not taken yet
-        self._asked_s = 0.0
 
     def serve(self, stopped: threading.Event) -> None:
         """Work until `stopped` is set; RolloutError: the store, or another server took over."""
@@ -214,8 +213,7 @@ class FleetServer:
             partial(lease.lease_end, database),
             is_signed=is_signed(self._fleet.folder),
         )
-        putter = queue_putter(self._events, stopped)
-        link = Link(settings, putter, lambda _session: Will(guard.topic, b""))
+        link = Link(settings, self._events.put, lambda _session: Will(guard.topic, b""))
         self._guard = guard
         try:
             link.start()
@@ -236,7 +234,8 @@ class FleetServer:
                     joined = self._await_lease(database, stopped)
         finally:
             self._meters.holds_lease = False
-            stopped.set()  # nobody takes events any more
+            stopped.set()
+            self._events.close()
             link.publish(guard.topic, b"", qos=1, retain=True, wait_s=1.0)
             link.close()
             for service in self._running:
@@ -290,8 +289,7 @@ class FleetServer:
 
     def _await_broker(self, stopped: threading.Event) -> None:
         while not self._is_connected and not stopped.is_set():
-            with suppress(queue.Empty):
-                event = self._events.get(timeout=STANDBY_S)
+            for event in self._events.take(ROUND_S):
                 if not isinstance(event, Message):
                     self._take_link(event)
 
@@ -315,7 +313,7 @@ class FleetServer:
         for key in gained:
             _came_s, message = self._foreign_messages.pop(key)
             # Its server may have heard it: it proves as much as what the broker has retained.
-            self._take_message(replace(message, retained=True), control)
+            self._take_message(Message(message.topic, message.payload, True), control)
 
     def _forget_foreign_messages(self, now_s: float) -> None:
         for key, (came_s, _message) in list(self._foreign_messages.items()):
@@ -323,37 +321,28 @@ class FleetServer:
                 return  # the oldest are first
             del self._foreign_messages[key]
 
-    def _gather(self, control: Control, link: Link) -> tuple[int, float]:
-        """Take events for a moment; return how many, and when the first one was taken."""
-        taken, first_s, until_s = 0, 0.0, time.monotonic() + ROUND_S
-        while (wait_s := until_s - time.monotonic()) > 0.0:
-            is_idle = self._events.empty()  # to wait takes longer than to take what is there
-            try:
-                event = self._events.get(
-                    is_idle, timeout=min(wait_s, AGAIN_S) if self._unsent else wait_s
-                )
-            except queue.Empty:
-                self._send(control, link)
-                continue
+    def _gather(self, control: Control, link: Link) -> int:
+        """Take the events of a moment; return how many."""
+        until_s = time.monotonic() + ROUND_S
+        while self._unsent and time.monotonic() < until_s:
+            time.sleep(AGAIN_S)
+            self._send(control, link)
+        events = self._events.take(until_s - time.monotonic())
+        taken_s = time.time()
+        for number, event in enumerate(events, 1):
             self._take(event, control)
-            taken, first_s = taken + 1, first_s or time.monotonic()
-            if taken % SEND_AFTER == 0:  # the connection has room again
+            if number % SEND_AFTER == 0:  # the connection has room again
                 self._send(control, link)
-        return taken, first_s
+        self._watch.caught_up(taken_s)  # under a flood, too, what came before was heard
+        return len(events)
 
     def _round(self, control: Control, link: Link) -> None:
         """Gather events for a moment, carry them out, send what they ask for."""
         if self._servers and control.servers != self._servers:
             self._rebalance(control)
         self._servers = control.servers
-        if self._behind <= 0:
-            self._behind, self._asked_s = self._events.qsize(), time.time()
-        taken, first_s = self._gather(control, link)
-        self._behind -= taken
-        if self._events.empty():
-            self._watch.caught_up(time.time())
-        elif self._behind <= 0:  # under a flood, too, what came before a moment was heard
-            self._watch.caught_up(self._asked_s)
+        asked_s = time.monotonic()
+        taken = self._gather(control, link)
         if not self._may_serve(control, link):
             return  # nobody can be heard: no device may count as late
         voices = control.devices.voices
@@ -373,7 +362,7 @@ class FleetServer:
             LOG.warning("%s", sentence)
         self._send(control, link)
         if taken:
-            self._meters.delay.observe(time.monotonic() - first_s, taken)
+            self._meters.delay.observe(time.monotonic() - asked_s, taken)
 
     def _may_serve(self, control: Control, link: Link) -> bool:
         """Say that this server works, and return whether it is connected and none on a copy of the

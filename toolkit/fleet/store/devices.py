@@ -4,9 +4,9 @@ each was last heard, and since when the server hears."""
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from device.protocol.documents import Reported, StateDocument, decode
 from toolkit.fleet.rollout.liveness import ListeningPeriod, Liveness, judge, place_of
@@ -24,8 +24,7 @@ _DERIVED = tuple(name for name, _kind in DERIVED)
 _BATCH = 500  # rows of a statement
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
+class DeviceRow(msgspec.Struct, frozen=True, gc=False):
     """A device: when it was last heard on the server's clock (0: never), its state and report
     (None: none yet), the labels; the counter of its last beat, and what its clock said then.
 

@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from toolkit.errors import RolloutError
@@ -38,12 +39,13 @@ def holder_name() -> str:
     return f"{_place()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
 
+@cache
 def _place() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def _is_gone(holder: str) -> bool:
+def is_gone(holder: str) -> bool:
     """Whether the process of a holder was here and is here no more."""
     place, _, rest = holder.rpartition(":")[0].rpartition(":")
     if place != _place() or not rest.isdigit():
@@ -95,7 +97,7 @@ def acquire(database: Database, holder: str) -> bool:
 def is_free(database: Database) -> bool:
     """Whether a server that has no lease may have one."""
     rows = read_leases(database)
-    living = [row for row in rows if row.remaining_s > 0.0 and not _is_gone(row.holder)]
+    living = [row for row in rows if row.remaining_s > 0.0 and not is_gone(row.holder)]
     return not _excludes(database, living)
 
 
@@ -137,7 +139,7 @@ def _living(database: Database, me: str = "") -> list[LeaseRow]:
     dead = [
         row
         for row in rows
-        if row.holder != me and (row.remaining_s + excused_s <= 0.0 or _is_gone(row.holder))
+        if row.holder != me and (row.remaining_s + excused_s <= 0.0 or is_gone(row.holder))
     ]
     database.run_many("DELETE FROM lease WHERE name = ?", [(row.name,) for row in dead])
     return [row for row in rows if row not in dead]

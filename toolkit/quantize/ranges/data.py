@@ -5,7 +5,7 @@ through the preprocessing of the pipeline, so that the ranges are those on the b
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from calibration.dataset import (
 )
 from calibration.errors import CalibrationError
 from calibration.iterable import Item
-from calibration.samples import batched
+from calibration.samples import Stamp, batched, stamp_of
 from device.engine.preprocessing import Preprocessing
 from device.errors import SourceError
 from pipelines.config import PreprocessConfig, SourceConfig
@@ -152,6 +152,7 @@ class _Video:
         prepared_by: bytes,
     ) -> None:
         self._path = path
+        self._stamp: Stamp = ()  # when `part` last took its hash
         self._prepared_by = prepared_by
         self._spec = spec
         self._prepare = prepare
@@ -166,6 +167,9 @@ class _Video:
         return len(self._frames)
 
     def part(self, start: int, stop: int) -> "_Video":
+        if self._stamp != (stamp := stamp_of(self._path)):
+            self._stamp = stamp
+            self.__dict__.pop("_sha256", None)
         part = copy(self)
         part._frames, part.requested = self._frames[start:stop], stop - start
         whole = f"{self.sha256()} {start} {stop}"  # the file is read once, not for each part
@@ -202,6 +206,9 @@ class _Video:
 
     def _skip(self, number: int) -> None:
         self.skipped += (Skipped(f"{self._path.name}, frame {number}", "it cannot be decoded"),)
+
+    def stamps(self) -> Mapping[str, Stamp]:
+        return {self._path.name: stamp_of(self._path)}
 
     def sha256(self) -> str:
         return self._sha256

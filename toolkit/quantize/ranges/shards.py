@@ -33,13 +33,13 @@ from calibration.dataset import Divisible, InputSpec, Sample, Skipped, memory_da
 from calibration.errors import CalibrationError, NoSampleError
 from calibration.observer import merge
 from calibration.runs import Run
-from calibration.samples import digest_sample
+from calibration.samples import Stamp, digest_sample
 from calibration.state import Part, State, decode_state, encode_state
 from calibration.table import Sha256
 from device.errors import TandemError
 from pipelines.config import PreprocessConfig
 from toolkit.cache import CALIBRATING, cache_folder, code_version, key_of, read_entry, write_entry
-from toolkit.errors import about
+from toolkit.errors import WorkersError, about
 from toolkit.quantize.observe import (
     ActivationRunner,
     SharedRunner,
@@ -133,11 +133,19 @@ class ShardedPass:
         return _key(description, self.data, start, stop)
 
     def observe(self, run: Run, start: int, stop: int) -> bytes:
-        """Observe a shard in this process."""
-        return _observed(
+        """Observe a shard in this process. Raises CalibrationError: a file changed meanwhile."""
+        part = self.data.part(start, stop)
+        before = part.stamps()
+        shard = _observed(
             run, self.data, self.tensors,
             key=self.key(start, stop), start=start, stop=stop, threads=sample_threads(),
         )  # fmt: skip
+        if changed := _changed(before, part.stamps()):
+            raise CalibrationError(
+                f"{changed} was changed while samples {start} to {stop} ran: observe that shard "
+                "again once nothing writes to the data"
+            )
+        return shard
 
 
 def _description(
@@ -151,6 +159,11 @@ def _description(
         code_version(), graph_sha256, first, repr((list(tensors), inputs)),
         msgspec.json.encode(preprocess),
     )  # fmt: skip
+
+
+def _changed(before: Mapping[str, Stamp], after: Mapping[str, Stamp]) -> str:
+    """Return a file that was changed between two looks, "" if none was."""
+    return next((name for name, stamp in before.items() if after[name] != stamp), "")
 
 
 def _key(description: str, data: Divisible, start: int, stop: int) -> str:
@@ -192,7 +205,7 @@ def shards_of_workers(
     on_progress: Callable[[int, int], None],
 ) -> Iterator[Shard]:
     """Yield the shards, of the cache or of workers, in the order in which they come."""
-    total, done = len(sharded.data), sharded.head.stop
+    total, done, before = len(sharded.data), sharded.head.stop, sharded.data.stamps()
     keys = {place: sharded.key(*place) for place in sharded.ranges(count)}
     missing: dict[tuple[int, int], str] = {}
 
@@ -236,11 +249,19 @@ def shards_of_workers(
         packages=CALIBRATING,
         check=check,
     )
-    for (start, stop), content in results:
-        write_entry("shards", missing[start, stop], content)
-        yield decode_shard(content, "a shard of a worker")
-        done += stop - start
-        on_progress(done, total)
+    try:
+        for (start, stop), content in results:
+            write_entry("shards", missing[start, stop], content)
+            yield decode_shard(content, "a shard of a worker")
+            done += stop - start
+            on_progress(done, total)
+    except WorkersError as error:
+        if changed := _changed(before, sharded.data.stamps()):
+            raise CalibrationError(
+                f"{changed} was changed while workers read it: calibrate again once nothing writes "
+                "to the data"
+            ) from error
+        raise
 
 
 def shards_of_files(sharded: ShardedPass, paths: Sequence[Path]) -> list[Shard]:
@@ -315,6 +336,8 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
     """The task of a worker: observe samples `start` to `stop`; returns the encoded shard."""
     with _OPENING:
         work = _opened(job)
+    part = work.data.part(start, stop)
+    before = part.stamps()
     with ThreadPoolExecutor(1) as thread:  # hashes files while others of its threads run samples
         local_key = thread.submit(_key, work.description, work.data, start, stop)
         try:
@@ -324,7 +347,10 @@ def observe_shard(job: str, key: str, start: int, stop: int) -> bytes:
                     threads=work.threads,
                 )  # fmt: skip
         finally:  # before any error of other files
-            if local_key.result() != key:
+            is_same = local_key.result() == key
+            if changed := _changed(before, part.stamps()):
+                raise RefusedError(f"read {changed} while it was changed")
+            if not is_same:
                 raise RefusedError(f"has other files for samples {start} to {stop}")
 
 
