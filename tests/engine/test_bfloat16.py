@@ -261,6 +261,13 @@ def test_a_plan_in_bf16_is_that_of_the_build(case: Case, tmp_path: Path) -> None
     assert [row["predicted_us"] for row in plan["segments"]] == [
         pytest.approx(cost.predicted_us) for cost in built.costs
     ]
+    options = ("--profile", "orin-nx-16gb", "--precision", "bf16")
+    inspected = json.loads(output_of("inspect", tmp_path / "m.onnx", *options, "--json"))["plan"]
+    assert inspected["precision"] == "bf16"
+    assert [row["predicted_us"] for row in inspected["segments"]] == [
+        row["predicted_us"] for row in plan["segments"]
+    ]
+    assert "for orin-nx-16gb, bf16 (" in output_of("inspect", tmp_path / "m.onnx", *options)
     title = output_of(*words, "orin-nx-16gb", "--precision", "bf16").splitlines()[0]
     assert title.startswith("plan for orin-nx-16gb, bf16, ")
     for more, refusal in (
