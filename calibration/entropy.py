@@ -2,6 +2,7 @@
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from calibration.threshold_search import LEVELS, bins_used, threshold_of_least_l
 _ROWS = 256  # candidates at a time: their groups stay in the second-level cache
 _TINY = float(np.finfo(np.float64).tiny)
 _TIE = 1e-12  # nats; divergences closer than the rounding error of their sums are equal
+_STEP = 64  # candidates from one whose D bounds the others to the next
+_SLACK = 1e-9  # nats, far beyond `_TIE` and the rounding of bounds
 
 
 def entropy_amax(histogram: Histogram) -> float:
@@ -44,12 +47,29 @@ def entropy_amax(histogram: Histogram) -> float:
     if histogram.elements < BINS:
         return histogram.amax
     return threshold_of_least_loss(
-        histogram, lambda observed, zoom: (entropy_divergences(observed, zoom), _TIE)
+        histogram, lambda observed, zoom: (_least_divergences(observed, zoom), _TIE)
     )
 
 
 def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float64]:
-    """D(i) of `entropy_amax` in nats for i = 128, 129, ... up to the bin of max |x|.
+    """D(i) of `entropy_amax` in nats for i = 128, 129, ... up to the bin of max |x|."""
+    candidates = _Candidates(histogram, zoom)
+    return candidates.divergences(np.arange(candidates.bins.size))
+
+
+def _least_divergences(histogram: Histogram, zoom: int) -> NDArray[np.float64]:
+    """`entropy_divergences`, but infinite where a bound says that another candidate has less."""
+    candidates = _Candidates(histogram, zoom)
+    divergences = np.full(candidates.bins.size, np.inf)
+    some = np.arange(0, divergences.size, _STEP)
+    divergences[some] = candidates.divergences(some)
+    others = np.flatnonzero(candidates.bounds() <= divergences.min() + _SLACK)
+    divergences[others] = candidates.divergences(others)
+    return divergences
+
+
+class _Candidates:
+    """The candidates of a histogram at a zoom, `bins` of each.
 
     With B and N the running sums of b and of [b > 0], S_g and n_g their differences over group g,
     and m_g = S_g / n_g (the last one with the element of c), all candidates follow from running
@@ -57,50 +77,91 @@ def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float
 
         T D(i) = sum_j P[j] ln P[j] - sum_g S_g ln m_g - R ln m_127 - T ln T + T ln(sum c)
     """
-    used = bins_used(histogram, zoom)
-    linear = histogram.linear(zoom)
-    beyond = float(histogram.elements - int(linear.sum()))
-    counts = linear[:used].astype(np.float64)
-    counts[0] = counts[1]
-    count_sums = np.concatenate(([0.0], np.cumsum(counts)))
-    filled_sums = np.concatenate(([0.0], np.cumsum(counts > 0.0)))
-    candidates = np.arange(LEVELS, used + 1)
-    last, inside, total = counts[candidates - 1], count_sums[candidates], count_sums[-1] + beyond
-    outside = total - inside
-    in_gap = (last == 0.0) & (outside > 0.0)
-    added_element = np.where(in_gap & (candidates == LEVELS), 1.0, 0.0)
 
-    possible = np.flatnonzero(~in_gap | (candidates == LEVELS))
-    empty = np.flatnonzero(counts == 0.0)
-    first_empty = int(empty[0]) if empty.size else used
-    quantised = np.zeros(candidates.size)
-    for start in range(0, possible.size, _ROWS):
-        rows = possible[start : start + _ROWS]
+    def __init__(self, histogram: Histogram, zoom: int) -> None:
+        used = bins_used(histogram, zoom)
+        linear = histogram.linear(zoom)
+        beyond = float(histogram.elements - int(linear.sum()))
+        counts = linear[:used].astype(np.float64)
+        counts[0] = counts[1]
+        self.bins = bins = np.arange(LEVELS, used + 1)
+        self._count_sums = _running(counts)
+        self._filled_sums = _running(counts > 0.0)
+        self._log_sums = _running(_x_log_x(counts))
+        self._last, self._inside = counts[bins - 1], self._count_sums[bins]
+        self._total = float(self._count_sums[-1]) + beyond
+        self._outside = self._total - self._inside
+        is_first = bins == LEVELS
+        in_gap = (self._last == 0.0) & (self._outside > 0.0)
+        self._added_element = np.where(in_gap & is_first, 1.0, 0.0)
+        self._infinite = in_gap & ~is_first
+        empty = np.flatnonzero(counts == 0.0)
+        self._first_empty = int(empty[0]) if empty.size else used
+
+    def divergences(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """D of the candidates with these numbers, which ascend."""
+        possible = rows[~self._infinite[rows]]
+        divergences = np.full(rows.size, np.inf)
+        parts = [
+            self._quantised(possible[start : start + _ROWS])
+            for start in range(0, possible.size, _ROWS)
+        ]
+        if parts:
+            quantised = np.concatenate(parts)
+            divergences[~self._infinite[rows]] = self._divergences(possible, quantised)
+        return divergences
+
+    def bounds(self) -> NDArray[np.float64]:
+        """Numbers that D is not below, but for the rounding of sums.
+
+        Q is c in all groups but the last: what a group rounds makes D larger (log sum inequality).
+        """
+        start = _group_edges()[: self.bins.size, -2]
+        in_last = np.maximum(self._inside - self._count_sums[start], _TINY)
+        filled = np.maximum(self._filled_sums[self.bins] - self._filled_sums[start], 1.0)
+        quantised = self._log_sums[start] + (in_last + self._outside) * np.log(in_last / filled)
+        bounds = self._divergences(np.arange(self.bins.size), quantised)
+        bounds[self._infinite] = np.inf
+        return bounds
+
+    def _quantised(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """sum_g S_g ln m_g + R ln m_127 of at most `_ROWS` candidates."""
         stop = int(rows[-1]) + 1
         # A view where no candidate is left out.
         block = slice(int(rows[0]), stop) if stop - rows[0] == rows.size else rows
-        in_group = _between(count_sums, _group_edges()[block])
-        if candidates[rows[-1]] <= first_empty:  # then no group has an empty bin
+        outside, added = self._outside[rows], self._added_element[rows]
+        in_group = _between(self._count_sums, _group_edges()[block])
+        if self.bins[rows[-1]] <= self._first_empty:  # then no group has an empty bin
             mean = in_group / _group_sizes()[block]
             np.log(mean, out=mean)
-            in_group[:, -1] += outside[rows]
+            in_group[:, -1] += outside
         else:
-            mean = _between(filled_sums, _group_edges()[block])
-            mean[:, -1] += added_element[rows]
+            mean = _between(self._filled_sums, _group_edges()[block])
+            mean[:, -1] += added
             np.maximum(mean, 1.0, out=mean)
-            in_group[:, -1] += added_element[rows]
+            in_group[:, -1] += added
             np.divide(in_group, mean, out=mean)
             # S_g = 0 makes the term 0 for any finite logarithm.
             np.log(np.maximum(mean, _TINY, out=mean), out=mean)
-            in_group[:, -1] += outside[rows] - added_element[rows]
-        quantised[rows] = np.einsum("ij,ij->i", in_group, mean)
+            in_group[:, -1] += outside - added
+        quantised: NDArray[np.float64] = np.einsum("ij,ij->i", in_group, mean)
+        return quantised
 
-    reference = np.concatenate(([0.0], np.cumsum(_x_log_x(counts))))[candidates - 1]
-    reference += _x_log_x(last + outside)
-    divergences: NDArray[np.float64] = (reference - quantised) / total - math.log(total)
-    divergences += np.log(np.maximum(inside + added_element, 1.0))  # 0 only within a gap
-    divergences[in_gap & (candidates > LEVELS)] = np.inf
-    return divergences
+    def _divergences(
+        self, rows: NDArray[np.intp], quantised: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        reference = self._log_sums[self.bins[rows] - 1]
+        reference += _x_log_x(self._last[rows] + self._outside[rows])
+        divergences = (reference - quantised) / self._total - math.log(self._total)
+        kept = self._inside[rows] + self._added_element[rows]
+        divergences += np.log(np.maximum(kept, 1.0))  # 0 only within a gap
+        result: NDArray[np.float64] = divergences
+        return result
+
+
+def _running(numbers: NDArray[Any]) -> NDArray[np.float64]:
+    """Running sums, from 0 on."""
+    return np.concatenate(([0.0], np.cumsum(numbers)))
 
 
 def _between(sums: NDArray[np.float64], edges: NDArray[np.intp]) -> NDArray[np.float64]:

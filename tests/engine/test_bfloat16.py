@@ -261,6 +261,13 @@ def test_a_plan_in_bf16_is_that_of_the_build(case: Case, tmp_path: Path) -> None
     assert [row["predicted_us"] for row in plan["segments"]] == [
         pytest.approx(cost.predicted_us) for cost in built.costs
     ]
+    options = ("--profile", "orin-nx-16gb", "--precision", "bf16")
+    inspected = json.loads(output_of("inspect", tmp_path / "m.onnx", *options, "--json"))["plan"]
+    assert inspected["precision"] == "bf16"
+    assert [row["predicted_us"] for row in inspected["segments"]] == [
+        row["predicted_us"] for row in plan["segments"]
+    ]
+    assert "for orin-nx-16gb, bf16 (" in output_of("inspect", tmp_path / "m.onnx", *options)
     title = output_of(*words, "orin-nx-16gb", "--precision", "bf16").splitlines()[0]
     assert title.startswith("plan for orin-nx-16gb, bf16, ")
     for more, refusal in (
@@ -290,6 +297,40 @@ def test_counts_stay_in_fp32(tmp_path: Path) -> None:
     assert beyond_bfloat16(graph).keys() == {"sums", "turned"}
 
 
+def test_folded_constants_are_not_rounded_where_only_element_wise_operators_read_them(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A Range that is folded, and a table of sines of it; weights of products are rounded."""
+    nodes = [
+        node("Range", "zero end one", "places"),
+        node("Mul", "places step", "angles"),
+        node("Sin", "angles", "sines"),
+        node("Mul", "x sines", "turned"),
+        node("Add", "turned places", "moved"),
+        node("Add", "w w", "doubled"),
+        node("Mul", "doubled third", "weight"),
+        node("MatMul", "moved weight", "y"),
+    ]
+    scalars = {"zero": 0, "end": 512, "one": 1, "third": rounded(np.float32(1 / 3))}
+    weights = {name: np.array(value, np.float32) for name, value in scalars.items()}
+    weights |= {"step": rounded(np.array([0.01], np.float32)), "w": normal(rng, 512, 16)}
+    case = Case(nodes, {"x": (4, 512)}, weights)
+    onnx.save(in_bfloat16(case.model(), ports=True), tmp_path / "m.onnx")
+    imported = import_model(tmp_path / "m.onnx")
+    graph = run_passes(imported.model)[0]
+    reasons = {
+        node.op_type: [str(value.name) for value in node.inputs if value and value.const_value]
+        for node in graph.graph
+    }
+    rows = beyond_bfloat16(graph, from_bfloat16=imported.bfloat16)
+    wide = {name: row.reason for name, row in rows.items()}
+    assert [wide[name] for name in reasons["Mul"]] == ["folded in FP32"]
+    assert [wide[name] for name in reasons["Add"]] == ["BF16 has no odd numbers above 256"]
+    assert not wide.keys() & set(reasons["MatMul"])
+    assert list(beyond_bfloat16(graph)) == reasons["Add"]
+    assert "(folded in FP32)" in build(onnx.load(tmp_path / "m.onnx"), tmp_path).report
+
+
 def test_kernels_count_beyond_256(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     nodes = [node("CumSum", "x axis", "sums"), node("MatMul", "sums last", "y")]
@@ -301,6 +342,18 @@ def test_kernels_count_beyond_256(tmp_path: Path) -> None:
     with cuda_double.installed(), open_session(tmp_path / "e") as session:
         (y,) = session.infer({"x": np.ones((1, 272), np.float32)}).values()
     assert np.array_equal(y[0], np.arange(257, 273, dtype=np.float32))
+
+
+def test_kernels_read_folded_counts_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    nodes = [node("Range", "zero end one", "places"), node("Add", "x places", "y")]
+    scalars = {"zero": np.float32(0), "end": np.float32(512), "one": np.float32(1)}
+    with cuda_double.interpreted_cubins():
+        build(Case(nodes, {"x": (1, 512)}, scalars).model(), tmp_path,
+              precision="bf16", kernels=True)  # fmt: skip
+    with cuda_double.installed(), open_session(tmp_path / "e") as session:
+        (y,) = session.infer({"x": np.zeros((1, 512), np.float32)}).values()
+    assert np.array_equal(y[0], np.arange(512, dtype=np.float32))
 
 
 def test_an_export_of_bf16_is_refused_with_what_to_do(case: Case, tmp_path: Path) -> None:

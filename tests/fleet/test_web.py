@@ -668,6 +668,27 @@ def test_a_stream_ends_while_the_store_is_away_so_that_its_page_says_so(folder: 
     asyncio.run(follow())
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_following_the_store_ends_though_it_answers_at_that_moment(
+    folder: Path, steps: int
+) -> None:
+    """`steps` of the event loop lie between the store's answer and the end of the site."""
+
+    async def follow() -> None:
+        store = StoreThreads(load_fleet(folder))
+        polling = asyncio.create_task(Live(store).poll())
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # the store answers, which the loop has not seen
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        polling.cancel()
+        ended, _ = await asyncio.wait({polling}, timeout=5.0)
+        assert ended
+        store.close()
+
+    asyncio.run(asyncio.wait_for(follow(), 10.0))
+
+
 @pytest.mark.parametrize("end", ["\u2028", "\x85"])
 def test_a_device_cannot_cut_a_message(end: str) -> None:
     body = json.dumps({"warning": f"a{end}b"}, ensure_ascii=False)

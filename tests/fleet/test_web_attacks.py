@@ -200,6 +200,21 @@ def test_who_does_not_read_is_let_go(person: Visitor, web: WebThread) -> None:
     assert person.get("/devices").status == 200
 
 
+def test_the_site_stops_though_somebody_does_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "END_S", 0.4)
+    with web_thread(folder) as web:
+        line = Line(web)
+        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for _ in range(10):  # 15 MB of answers, which no buffer of the kernel holds
+            line.say("GET /static/htmx.min.js HTTP/1.1\r\nhost: a\r\n\r\n" * 40)
+            time.sleep(0.05)
+        begun_s = time.monotonic()
+    assert time.monotonic() - begun_s < connection.SEND_S / 3
+    line.socket.close()
+
+
 def test_connections_of_one_address_are_few(monkeypatch: pytest.MonkeyPatch, web: WebThread
     ) -> None:  # fmt: skip
     monkeypatch.setattr(connection, "MAX_OF_ADDRESS", 3)

@@ -269,7 +269,10 @@ def test_what_gains_no_time_stays_in_fp16_with_its_times(case: Case, tmp_path: P
     assert gains["Conv:c"].int8_us < gains["Conv:c"].half_us
     assert gains["Gemm:f"].kept in gemm
     with open_engine(tmp_path / "e") as engine:
-        page = engine_page(engine_facts(engine), gains=result.gains)
+        facts = engine_facts(engine)
+    page = engine_page(facts, gains=result.gains)
+    forms = {node.row.node: node.computes for node in facts.nodes}
+    assert [name for name, form in forms.items() if form == "FP8"] == ["Conv:c"]
     assert "What FP8 gains and loses" in page
     assert "FP8 us" in page
 

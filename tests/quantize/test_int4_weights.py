@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cuda_double
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -16,6 +17,7 @@ from onnx import helper, numpy_helper
 from device.engine.file import open_engine
 from device.runtime.session import open_session
 from toolkit.cli.pages.engine_card import engine_facts, engine_page
+from toolkit.cli.pages.engine_nodes import read_nodes
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.block_weights import BlockTensor, BlockWeight
@@ -254,6 +256,19 @@ def test_a_build_says_what_each_product_gains_and_loses(
         page = engine_page(engine_facts(engine), gains=result.gains)
     assert "What INT4 gains and loses" in page
     assert f"{gain.error:.1%}" in page
+
+
+def test_layers_of_int4_weights_are_called_so(tmp_path: Path, rng: np.random.Generator) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    onnx.save(_model(rng), tmp_path / "m.onnx")
+    options = BuildOptions(int4_weights=32, data=_samples(rng), accept_loss=True)
+    with cuda_double.interpreted_cubins():
+        build_engine(tmp_path / "m.onnx", "orin-nano-8gb", tmp_path / "e", options)
+    with open_engine(tmp_path / "e") as engine:
+        forms = {node.row.node: node.computes for node in read_nodes(engine)}
+    products = {name for name, form in forms.items() if form == "INT4 weights"}
+    assert products == {"query", "key", "gemm"}
+    assert {form for name, form in forms.items() if name not in products} == {"FP16"}
 
 
 def test_a_loss_beyond_the_limit_is_refused_but_on_purpose(

@@ -14,6 +14,7 @@ from calibration.errors import CalibrationError
 from calibration.mse import squared_errors
 from calibration.observer import ALL_BINS, BINS, ZOOM, Histogram, merge, observe
 from calibration.threshold import DEAD_AMAX, METHODS, amax_by_method, choose_amax, method_named
+from calibration.threshold_search import threshold_of_least_loss
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -74,6 +75,17 @@ def test_divergences_equal_the_plain_ones(seed):
     assert sum(counts) == histogram.elements  # the candidates reach the largest value
     for i in {128, 129, 255, 256, used, *rng.integers(128, used + 1, 3).tolist()}:
         assert fast[i - 128] == pytest.approx(_plain_divergence(counts, i), rel=1e-9, abs=1e-11)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_bounds_change_no_threshold(seed):
+    histogram = observe("x", _random_values(np.random.default_rng(seed)), 0)
+    chosen = threshold_of_least_loss(
+        histogram, lambda h, zoom: (entropy_divergences(h, zoom), 1e-12)
+    )
+    if histogram.elements >= BINS:
+        assert entropy_amax(histogram) == chosen
 
 
 def test_the_chosen_threshold_is_the_plain_one():

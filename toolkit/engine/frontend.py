@@ -136,7 +136,7 @@ def _with_bfloat16(front: Frontend) -> Frontend:
         return replace(front, notes=(*front.notes, note))
     front.report("calibrate", 0.0)
     samples = samples_of(graph, options.data, with_model(options.ranges, front.imported))
-    wide = frozenset(beyond_bfloat16(graph)) | coordinate_tensors([graph])
+    wide = frozenset(_wide(front)) | coordinate_tensors([graph])
     judgement = judge_bfloat16(graph, samples, wide)
     if judgement.broken and not options.accept_loss:
         raise BuildError(
@@ -162,7 +162,7 @@ def _wide(front: Frontend) -> Mapping[str, BeyondHalf]:
         return {}
     graph, options, amax, table = front.prepared.model, front.options, None, None
     if front.bfloat16:
-        return beyond_bfloat16(graph)
+        return beyond_bfloat16(graph, from_bfloat16=front.imported.bfloat16)
     if front.float8 is not None:
         amax = front.float8.amax
     elif front.ranges is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from toolkit.gpu.ir.elementwise_ops import ARRANGED, OPERATORS
 from toolkit.graph.dtypes import LARGEST_BFLOAT16
@@ -24,6 +25,7 @@ MARGIN = 4.0
 
 _ROUNDED_TO_ZERO = 2.0**-25
 _COUNTS = frozenset({"CumSum", "Range"})
+_NO_ODD = "BF16 has no odd numbers above 256"
 _SUMS = frozenset({"ReduceMean", "ReduceSum"})
 _OFFSETS = frozenset({"Add", "Clip", "Max"})
 _OF_ZERO = frozenset({"Div", "Log", "Reciprocal"})  # infinite or NaN
@@ -42,19 +44,40 @@ class BeyondHalf:
     amax: float | None = None
 
 
-def beyond_bfloat16(model: ir.Model) -> dict[str, BeyondHalf]:
+def beyond_bfloat16(model: ir.Model, *, from_bfloat16: bool = False) -> dict[str, BeyondHalf]:
     """Return those constants, and what is computed with them, that BF16 rounds to infinity.
 
-    Masks of attention have the largest number of FP32. Counts are beside them: BF16 has no odd
-    numbers above 256.
+    Masks of attention have the largest number of FP32. Counts are beside them, also folded ones:
+    BF16 has no odd numbers above 256. `from_bfloat16`: the model was in BF16, so that constants
+    which it rounds were folded; those that only element-wise operators read stay as they are.
     """
     wide = _constants(model.graph, LARGEST_BFLOAT16)
     for node in model.graph:
         wide |= _computed(node, wide, "BF16")
     for node in model.graph:
         if node.domain == "" and node.op_type in _COUNTS:
-            wide |= _made(node, "BF16 has no odd numbers above 256")
+            wide |= _made(node, _NO_ODD)
+    for name, value in model.graph.initializers.items():
+        if name not in wide and (numbers := _rounded_numbers(value)) is not None:
+            if bool((numbers == np.rint(numbers)).all()):
+                wide[name] = BeyondHalf("", "", _NO_ODD)
+            elif from_bfloat16 and all(map(_is_element_wise, value.consumers())):
+                wide[name] = BeyondHalf("", "", "folded in FP32")
     return _arranged(model.graph, wide)
+
+
+def _rounded_numbers(value: ir.Value) -> NDArray[np.float32] | None:
+    """Return a constant of several numbers if BF16 rounds any of them."""
+    if value.dtype != ir.DataType.FLOAT or value.const_value is None or value.const_value.size < 2:
+        return None
+    numbers: NDArray[np.float32] = value.const_value.numpy()
+    # BF16 is the upper half of FP32.
+    is_rounded = np.ascontiguousarray(numbers).view(np.uint32) & np.uint32(0xFFFF)
+    return numbers if is_rounded.any() else None
+
+
+def _is_element_wise(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in OPERATORS
 
 
 def beyond_half(model: ir.Model, amax: Mapping[str, float] | None) -> dict[str, BeyondHalf]:

@@ -9,6 +9,7 @@ import click
 
 from device.engine.manifest import NodePlacement
 from toolkit.cli.actions.outputs import print_page_path
+from toolkit.cli.actions.planning import in_precision
 from toolkit.cli.commands.inspect import Inspect
 from toolkit.cli.pages.model_page import model_page
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
@@ -51,7 +52,7 @@ def _inspect(options: Inspect) -> Inspected:
             PlanRequest(
                 members=(PlanMember(path.stem, path, shapes=options.shapes),),
                 profile=options.profile,
-                options=PlanOptions(precision=options.precision),
+                options=in_precision(PlanOptions(), options.precision),
                 plugins=options.plugins,
             )
         )
@@ -133,7 +134,7 @@ def _operators(summary: ModelSummary) -> list[str]:
 
 
 def _placements(plan: Plan, *, nodes: bool) -> list[str]:
-    lines = [f"planned for {plan.profile}, {plan.precision} (`tandem plan` says what it takes)"]
+    lines = [f"planned for {plan.profile}, {plan.arithmetic} (`tandem plan` says what it takes)"]
     lines += [
         f"  {segment.name} on {segment.processor}: {cost.nodes} nodes, {cost.macs / 1e6:.3f} "
         f"MMACs, predicted {cost.predicted_us:.0f} us"
@@ -156,7 +157,7 @@ def _placement(row: NodePlacement) -> str:
 def _plan_builtins(plan: Plan) -> dict[str, Any]:
     return {
         "profile": plan.profile,
-        "precision": plan.precision,
+        "precision": plan.arithmetic,
         "segments": [
             {"processor": segment.processor, **asdict(cost)}
             for segment, cost in zip(plan.segments, plan.costs, strict=True)

@@ -17,7 +17,7 @@ from device.selftest.report import is_report
 from pipelines.config import parse_pipeline
 from toolkit.board_kit.measured import measured_in
 from toolkit.cli.actions.outputs import need_folders, print_page_path, write_text
-from toolkit.cli.actions.planning import plan_options
+from toolkit.cli.actions.planning import in_precision, plan_options
 from toolkit.cli.commands.plan import Plan as Options
 from toolkit.cli.progress import progress_bar
 from toolkit.dla.legalize.rewrite import Applied
@@ -129,19 +129,19 @@ def _workload(options: Options) -> Workload:
 
 def _request(options: Options, workload: Workload) -> PlanRequest:
     measured, model = options.measured, options.model
-    precision: Precision = "fp16" if options.precision == "bf16" else options.precision
+    planned = in_precision(plan_options(options.objective, options.limits), options.precision)
     return PlanRequest(
         members=tuple(replace(member_of(row), data=options.data) for row in workload.model),
         profile=options.profile,
         jetpack=options.jetpack,
         options=replace(
-            plan_options(options.objective, options.limits),
-            precision=precision,
-            bfloat16=options.precision == "bf16",
+            planned,
             seconds=options.seconds,
             rewrites=not options.no_rewrites,
         ),
-        measured=_measured_times(measured, model, precision) if measured and model else None,
+        measured=_measured_times(measured, model, planned.precision)
+        if measured and model
+        else None,
         plugins=options.source.plugins,
         services=workload.service,
     )

@@ -1,5 +1,8 @@
-"""The options of a plan as a value of the library, for `tandem plan` and `tandem build`."""
+"""The options of a plan as a value of the library, for commands that plan."""
 
+from dataclasses import replace
+
+from toolkit.cli.options.choices import PlanPrecision
 from toolkit.cli.options.plan import PlanningOptions
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
@@ -15,3 +18,10 @@ def plan_options(objective: str, limits: PlanningOptions) -> PlanOptions:
         min_gain=limits.min_gain,
         max_latency_ms=limits.max_latency_ms,
     )
+
+
+def in_precision(options: PlanOptions, precision: PlanPrecision) -> PlanOptions:
+    """Return the options of a plan in a precision; BF16 has the costs of FP16."""
+    if precision == "bf16":
+        return replace(options, precision="fp16", bfloat16=True)
+    return replace(options, precision=precision)

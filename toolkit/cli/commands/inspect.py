@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from device.engine.manifest import Precision
 from toolkit.cli.command import argument, command, json_option, option
+from toolkit.cli.options.choices import PlanPrecision
 from toolkit.cli.options.model import html_option, plugins_option, shapes_option
 
 
@@ -34,9 +34,9 @@ class Inspect:
         "--profile --json` there."
     )
     profile: str | None = option("Model: also what runs where on this profile, and why.")
-    precision: Precision = option(
+    precision: PlanPrecision = option(
         "Model: the precision of that plan.",
-        type=click.Choice(["fp32", "fp16", "int8"]), default="int8",
+        type=click.Choice(get_args(PlanPrecision)), default="int8",
     )  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = shapes_option("Model: fix an input's shape.")
     plugins: tuple[Any, ...] = plugins_option()

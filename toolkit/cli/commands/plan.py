@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 import click
 
 from toolkit.cli.command import NEW_FILE, argument, command, json_option, option, part
-from toolkit.cli.options.choices import PLAN_SECONDS
+from toolkit.cli.options.choices import PLAN_SECONDS, PlanPrecision
 from toolkit.cli.options.model import (
     ModelOptions,
     html_option,
@@ -65,9 +65,9 @@ class Plan:
         "nodes that it keeps in floating point.",
         group="Calibration",
     )
-    precision: Literal["fp32", "fp16", "int8", "bf16"] = option(
+    precision: PlanPrecision = option(
         "bf16: kernels store BF16; nothing runs on the DLA.",
-        group="Precision", type=click.Choice(["fp32", "fp16", "int8", "bf16"]), default="int8",
+        group="Precision", type=click.Choice(get_args(PlanPrecision)), default="int8",
     )  # fmt: skip
     objective: str = option(
         "What the split between GPU and DLA optimizes.",

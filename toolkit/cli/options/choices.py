@@ -15,6 +15,7 @@ Switch = Literal["auto", "on", "off"]
 Dla = Literal["portable", "exact", "fast"]
 Scales = Literal["hardware", "ideal"]
 Executor = Literal["auto", "openvino"]
+PlanPrecision = Literal["fp32", "fp16", "int8", "bf16"]
 
 AUTO = "auto"
 CALIBRATION_METHODS = ("minmax", "entropy", "percentile", "mse")

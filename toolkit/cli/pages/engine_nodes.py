@@ -1,19 +1,21 @@
 """The nodes of an engine file: edges, shapes and work, from the ONNX form of its segments."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
 
-from device.engine.arithmetic import BFLOAT16_STEP
+from device.engine.arithmetic import BFLOAT16_STEP, INT4_KERNELS
 from device.engine.cuda_manifest import Cuda, Launch
 from device.engine.file import Engine
 from device.engine.manifest import Manifest, NodePlacement, Portable, Precision, Segment
 from toolkit.graph.node_view import NodeView, views
 from toolkit.graph.passes.shapes import propagate_shapes
 from toolkit.partition.costs.bytes import tensor_bytes
+from toolkit.partition.costs.float8 import read_as_stored
 
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # what matrix units compute
 DEQUANTIZE = "DequantizeLinear"
 _FLOAT_OF_PLACE: Mapping[str, Precision] = {"cpu": "fp32", "portable": "fp32"}
 
@@ -23,7 +25,7 @@ class EngineNode:
     """A node of the plan with what its ONNX form tells.
 
     `place`: its processor, or "portable" where a GPU segment has no kernels. `computes`: the type
-    that it computes in, BF16 where its precision has the costs of FP16. `after`: nodes whose
+    that it computes in, as people call it: BF16, FP8 or INT4 weights, too. `after`: nodes whose
     results it reads, through Q and DQ. `operations`: 2 for each multiply-accumulate. `moved_bytes`:
     its inputs, weights and outputs at its precision. Both are None where shapes do not tell them.
     `kernels`: functions of its first tactic; `shares`: the nodes that they compute with it.
@@ -65,6 +67,7 @@ def read_nodes(engine: Engine) -> tuple[EngineNode, ...]:
         for row in manifest.plan
     }
     half = "BF16" if BFLOAT16_STEP in manifest.provenance.passes else "FP16"
+    _, float8 = read_as_stored(seen)
     live = _live_bytes(manifest, by_name, maker, precision_of)
     nodes = []
     for row in manifest.plan:
@@ -75,7 +78,8 @@ def read_nodes(engine: Engine) -> tuple[EngineNode, ...]:
                 row=row,
                 place=places[row.segment],
                 precision=(precision := precision_of[row.node]),
-                computes=half if precision == "fp16" else precision.upper(),
+                computes=_narrow_form(row, kernels, float8)
+                or (half if precision == "fp16" else precision.upper()),
                 after=_after(view, by_name, maker, planned) if view else (),
                 shapes=tuple(tensor.text for tensor in view.outputs) if view else (),
                 operations=None if view is None or view.macs is None else 2 * view.macs,
@@ -182,6 +186,14 @@ def _precision(
             return "int8"
         return _FLOAT_OF_PLACE.get(place, "fp16")
     return _FLOAT_OF_PLACE.get(place, stated)
+
+
+def _narrow_form(row: NodePlacement, kernels: Sequence[str], float8: Collection[str]) -> str:
+    """Return in which form that no precision names a product reads its operands, "" if in none."""
+    if row.node in float8:
+        return "FP8"
+    is_int4 = row.op in PRODUCTS and not INT4_KERNELS.isdisjoint(kernels)
+    return "INT4 weights" if is_int4 else ""
 
 
 def _moved(view: NodeView, precision: Precision) -> int | None:

@@ -21,13 +21,12 @@ from device.engine.manifest import Precision
 from device.errors import TandemError
 from device.profile import Profile
 from toolkit.cli.pages.engine_card import engine_facts
-from toolkit.cli.pages.engine_nodes import ReadTensors, read_tensors
+from toolkit.cli.pages.engine_nodes import PRODUCTS, ReadTensors, read_tensors
 from toolkit.evaluate.bench.measure import Layer
 from toolkit.evaluate.bench.report import BenchResult
 from toolkit.gpu.schedule.occupancy import Limit, Occupancy, occupancy
 from toolkit.partition.costs.bytes import tensor_bytes
 
-PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # what matrix units compute
 _NARROW_FIRST: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 _L2_BYTES = {87: 4 << 20}  # NVIDIA Jetson AGX Orin Series Technical Brief (2022): 4 MB of the GPU
 

@@ -10,6 +10,7 @@ from toolkit.fleet.web.access import is_loopback
 
 REQUEST_S = 20.0  # for a request with its body, and for the first one of a connection
 SEND_S = 60.0  # for who does not read what is sent
+END_S = 4.0  # for answers where the site stops, below the seconds that the server then waits
 MAX_OF_ADDRESS = 400  # connections; this machine's own may be a proxy's
 MAX_CONNECTIONS = 800
 _HERE = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)  # no more of the request is waited for
@@ -20,6 +21,7 @@ class BoundedConnection(H11Protocol):
 
     _request: asyncio.TimerHandle | None = None
     _send: asyncio.TimerHandle | None = None
+    _end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called with a new connection."""
@@ -35,7 +37,13 @@ class BoundedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called where it has ended."""
         self._request, self._send = _cancel(self._request), _cancel(self._send)
+        self._end = _cancel(self._end)
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Called where the site stops."""
+        super().shutdown()
+        self._end = self.loop.call_later(END_S, self.transport.abort)
 
     def handle_events(self) -> None:
         """Called with each piece of a request."""

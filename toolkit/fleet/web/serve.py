@@ -62,7 +62,7 @@ def site_server(fleet: Fleet, listen: Listen, proxy: TrustedProxy | None = None)
         ws="none",
         limit_concurrency=MAX_CONNECTIONS,
         log_level="warning",
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=5,  # connections end before it
         h11_max_incomplete_event_size=64 << 10,
     )
     return SiteServer(config, site)

@@ -60,13 +60,18 @@ class StoreThreads:
     ) -> Result:
         future: Future[Result] = Future()
         jobs.put((future, function, arguments))
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), WAIT_S)
-        except asyncio.TimeoutError as error:
-            reason = f"the fleet's store has not answered within {WAIT_S:g} s"
-            if jobs is self._writes and not future.cancelled():
-                reason += "; what was asked for may still be done: look before it is sent again"
-            raise RefusedError(503, reason, math.ceil(WAIT_S)) from error
+        answer = asyncio.wrap_future(future)
+        try:  # `wait_for` of Python 3.11 loses a cancellation that comes with the answer
+            await asyncio.wait({answer}, timeout=WAIT_S)
+        finally:
+            future.cancel()
+            is_late = answer.cancel()
+        if not is_late:
+            return await answer
+        reason = f"the fleet's store has not answered within {WAIT_S:g} s"
+        if jobs is self._writes and not future.cancelled():
+            reason += "; what was asked for may still be done: look before it is sent again"
+        raise RefusedError(503, reason, math.ceil(WAIT_S))
 
     def close(self) -> None:
         """Close the connections, after what runs has ended or END_S."""
