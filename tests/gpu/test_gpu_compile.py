@@ -346,7 +346,31 @@ def test_a_compiler_that_does_not_start_is_an_error_of_the_build(
         return ended
 
     monkeypatch.setattr(compiling, "_worker", end)
-    with pytest.raises(CompileError, match="the compiler ended on kernel fast for sm_87"):
+    with pytest.raises(CompileError, match="ended on kernel fast for sm_87: exit status 0"):
+        compile_ops([op("a", ("fast",))], ORIN)
+
+
+def test_a_triton_that_does_not_load_is_an_error_with_its_reason(
+    own_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "triton.py").write_text("raise ImportError('its library is not there')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    reason = "sm_87: exit status 1, ImportError: its library is not there"
+    with pytest.raises(CompileError, match=reason):
+        compile_ops([op("a", ("gemm",))], ORIN)
+
+
+def test_a_compiler_that_crashes_is_named_by_its_signal(
+    slow_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+    def crash(_: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-c", code]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    monkeypatch.setattr(compiling, "_worker", crash)
+    with pytest.raises(CompileError, match="ended on kernel fast for sm_87: SIGSEGV"):
         compile_ops([op("a", ("fast",))], ORIN)
 
 

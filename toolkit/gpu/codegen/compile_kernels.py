@@ -7,6 +7,7 @@ compiler can end the process, and a test may interpret kernels in this one.
 import hashlib
 import os
 import queue
+import signal
 import subprocess
 import tempfile
 import threading
@@ -32,6 +33,7 @@ from toolkit.progress import Progress
 
 TIMEOUT_S = 60.0  # of one kernel on a core of its own; a few seconds are usual
 _WATCH_S = 0.5  # between two looks at a worker
+_END_S = 5.0  # in which a worker that closed its output ends
 _KERNELS = Path(__file__).parents[1] / "kernels"
 _COMPILER = tuple(
     Path(__file__).with_name(name) for name in ("cuda_source.py", "early_start.py", "worker.py")
@@ -129,13 +131,32 @@ def _worker(scratch: str) -> "subprocess.Popen[bytes]":
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # Line tables would put the paths of this machine into the cubins.
     environment |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": scratch}
-    return subprocess.Popen(
+    # No pipe: it is read only if the worker ends. Leaving the worker's context closes it.
+    stderr = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
+    worker = subprocess.Popen(
         module_command("toolkit.gpu.codegen.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
         env=environment,
     )
+    worker.stderr = stderr
+    return worker
+
+
+def _how_it_ended(worker: "subprocess.Popen[bytes]") -> str:
+    """Return the signal or exit status of a worker without an answer, and its last line."""
+    try:
+        status = worker.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return "closed its output"
+    how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+    if worker.stderr is None:
+        return how
+    worker.stderr.seek(0)
+    lines = worker.stderr.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"{how}, {last}" if last else how
 
 
 def _timeout_s() -> float:
@@ -179,7 +200,10 @@ def _ask(
     if answer is None and timed_out.is_set():
         return None
     if answer is None:
-        raise CompileError(f"the compiler ended on kernel {request.title} for sm_{request.sm}")
+        raise CompileError(
+            f"the compiler ended on kernel {request.title} for sm_{request.sm}: "
+            + _how_it_ended(worker)
+        )
     if answer.compiled is None:
         raise CompileError(
             f"kernel {request.title} does not compile for sm_{request.sm}: {answer.problem}"
