@@ -143,9 +143,10 @@ class _Progress(Generic[K]):
     def copies_for_idle(self, present: Callable[[], Set[str] | None]) -> list[K]:
         """What to give to workers that have nothing to do, as fewer tasks are left than they.
         `present`: returns the places of the workers that are there now, None: not known."""
-        if len(self.workers) > len(self.running) and (places := present()) is not None:
-            self.workers &= places
-        return self.copies()[: max(0, len(self.workers) - len(self.running))]
+        workers = self.workers
+        if len(workers) > len(self.running) and (places := present()) is not None:
+            workers = workers & places
+        return self.copies()[: max(0, len(workers) - len(self.running))]
 
     def take_failure(self, key: K, why: str) -> None:
         """A copy of a task has failed. Raises WorkersError: no other one runs, which may succeed,
@@ -294,7 +295,7 @@ class Workers(AbstractContextManager["Workers"]):
     def _places(self) -> Set[str] | None:
         """Return the places of the workers that are there now; None: the executor does not say."""
         if isinstance(self._executor, _Dask):
-            return set(self._executor.addresses())
+            return set(self._executor.addresses()) or None  # its scheduler may be away
         if not hasattr(self._executor, "_processes"):
             return None
         # It has None once it has broken.

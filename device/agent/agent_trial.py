@@ -92,7 +92,11 @@ class AgentTrial:
     def _remove(self, chosen: Callable[[str], bool]) -> None:
         """Remove the environments that are chosen, and that nothing goes back to."""
         folder = self._state_dir / av.FOLDER
-        names = os.listdir(folder) if folder.exists() else ()
+        try:
+            names = os.listdir(folder) if folder.exists() else []
+        except OSError as error:
+            LOG.warning("cannot read %s: %s", folder, error)
+            return
         for name in filter(chosen, av.obsolete(self.versions, names)):
             try:
                 remove(folder / name)
@@ -104,7 +108,7 @@ class AgentTrial:
         try:
             self._write(versions)
         except OSError as error:
-            LOG.error("that is forgotten at the next start: %s", error)
+            LOG.error("the agent's versions are forgotten at the next start: %s", error)
             self.versions = versions
 
     def _write(self, versions: av.AgentVersions) -> None:

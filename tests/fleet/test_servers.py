@@ -403,6 +403,28 @@ def test_a_server_that_comes_back_has_what_it_heard_and_not_kept(
     assert set(again.devices) == set(DEVICES)
 
 
+def test_a_flood_ends_no_lease(
+    store: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round ends and renews it, though messages wait; they are taken in order in the next."""
+    server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
+    control, order_taken = Control(store, "a"), list[str]()
+
+    def read_slowly(event: Message, _control: Control) -> None:
+        order_taken.append(event.topic)
+        time.sleep(serve.ROUND_S / 4)
+
+    monkeypatch.setattr(server, "_take", read_slowly)
+    topics = [str(number) for number in range(12)]
+    for topic in topics:
+        server._events.put(Message(topic, b""))
+    counts = []
+    while sum(counts) < len(topics):
+        counts.append(server._gather(control, Sent()))
+    assert max(counts) <= 5
+    assert order_taken == topics
+
+
 def test_the_broker_is_told_again_what_devices_that_left_shall_not_run(
     store: Database, tmp_path: Path
 ) -> None:

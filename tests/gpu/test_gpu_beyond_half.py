@@ -111,7 +111,7 @@ CASES = {
     "ViT": (vision_transformer(), 400.0, {"squares", "cubes"}),
     "variance": (variance(), 600.0, {"squares"}),
     "linear attention": (linear_attention(), 60.0, {"pairs", "sums", "weighted"}),
-    "softmax": (softmax_by_hand(), 5.0, {"powers", "sum"}),
+    "softmax": (softmax_by_hand(), 8.0, {"powers", "sum"}),  # 5.0: one draw in 70 fits FP16
 }
 
 

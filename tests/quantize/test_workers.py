@@ -404,7 +404,7 @@ def test_only_workers_that_are_there_count_as_idle() -> None:
     progress.running[Future()] = 2
     assert progress.copies_for_idle(lambda: None) == [2]  # the executor does not say
     assert progress.copies_for_idle(lambda: {"there", "new"}) == []
-    assert progress.workers == {"there"}
+    assert progress.copies_for_idle(lambda: {"there", "gone"}) == [2]  # it has come back
 
 
 def test_an_executor_says_which_processes_it_has() -> None:

@@ -25,6 +25,7 @@ MARGIN = 4.0
 
 _ROUNDED_TO_ZERO = 2.0**-25
 _COUNTS = frozenset({"CumSum", "Range"})
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # FP32 would slow them
 _NO_ODD = "BF16 has no odd numbers above 256"
 _SUMS = frozenset({"ReduceMean", "ReduceSum"})
 _OFFSETS = frozenset({"Add", "Clip", "Max"})
@@ -59,7 +60,8 @@ def beyond_bfloat16(model: ir.Model, *, from_bfloat16: bool = False) -> dict[str
             wide |= _made(node, _NO_ODD)
     for name, value in model.graph.initializers.items():
         if name not in wide and (numbers := _rounded_numbers(value)) is not None:
-            if bool((numbers == np.rint(numbers)).all()):
+            is_weight = any(node.op_type in _PRODUCTS for node in value.consumers())
+            if not is_weight and bool((numbers == np.rint(numbers)).all()):
                 wide[name] = BeyondHalf("", "", _NO_ODD)
             elif from_bfloat16 and all(map(_is_element_wise, value.consumers())):
                 wide[name] = BeyondHalf("", "", "folded in FP32")

@@ -21,20 +21,24 @@ class Inbox(Generic[E]):
     def __len__(self) -> int:
         return len(self._events)
 
+    def is_full(self) -> bool:
+        """Return whether whoever puts an event waits now."""
+        return len(self._events) >= self._limit
+
     def put(self, event: E) -> None:
         """Put an event; wait while it is full, so that TCP slows the sender."""
         if self._is_closed:
             return
         self._events.append(event)
-        if self._is_full():
+        if self.is_full():
             with self._changed:
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._is_closed or not self._is_full())
+                self._changed.wait_for(lambda: self._is_closed or not self.is_full())
 
     def take(self, after_s: float = 0.0) -> Sequence[E]:
         """Return what is there after so many seconds, or once it is full."""
         with self._changed:
-            self._changed.wait_for(self._is_full, after_s)
+            self._changed.wait_for(self.is_full, after_s)
             events = [self._events.popleft() for _ in range(len(self._events))]
             self._changed.notify_all()
         return events
@@ -44,6 +48,3 @@ class Inbox(Generic[E]):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-
-    def _is_full(self) -> bool:
-        return len(self._events) >= self._limit

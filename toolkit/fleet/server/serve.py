@@ -11,6 +11,7 @@ import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -148,6 +149,8 @@ class FleetServer:
         self._otlp = otlp
         self._meters = Meters()
         self._events: Inbox[LinkEvent] = Inbox(MAX_EVENTS)
+        self._batch: deque[LinkEvent] = deque()  # taken from it and not read yet
+        self._taken_s = self._taken_at_s = 0.0  # when it was: the time of day, monotonic
         self._unsent: dict[str, bytes] = {}  # device -> its newest document
         # The device up to which all documents are published again, None: they are. Those of devices
         # that were ours among the servers `_republish_but` are not.
@@ -289,8 +292,9 @@ class FleetServer:
 
     def _await_broker(self, stopped: threading.Event) -> None:
         while not self._is_connected and not stopped.is_set():
-            for event in self._events.take(ROUND_S):
-                if not isinstance(event, Message):
+            self._batch.extend(self._events.take(ROUND_S))
+            while self._batch:
+                if not isinstance(event := self._batch.popleft(), Message):
                     self._take_link(event)
 
     def _rebalance(self, control: Control) -> None:
@@ -324,24 +328,29 @@ class FleetServer:
     def _gather(self, control: Control, link: Link) -> int:
         """Take the events of a moment; return how many."""
         until_s = time.monotonic() + ROUND_S
-        while self._unsent and time.monotonic() < until_s:
+        is_idle = not self._batch
+        while is_idle and self._unsent and time.monotonic() < until_s:
             time.sleep(AGAIN_S)
             self._send(control, link)
-        events = self._events.take(until_s - time.monotonic())
-        taken_s = time.time()
-        for number, event in enumerate(events, 1):
-            self._take(event, control)
+            is_idle = not self._events.is_full()
+        if not self._batch:
+            self._batch.extend(self._events.take(until_s - time.monotonic()))
+            self._taken_s, self._taken_at_s = time.time(), time.monotonic()
+        number, until_s = 0, time.monotonic() + ROUND_S
+        while self._batch and time.monotonic() < until_s:  # the lease is renewed between rounds
+            self._take(self._batch.popleft(), control)
+            number += 1
             if number % SEND_AFTER == 0:  # the connection has room again
                 self._send(control, link)
-        self._watch.caught_up(taken_s)  # under a flood, too, what came before was heard
-        return len(events)
+        if not self._batch:  # under a flood, too, what came before was heard
+            self._watch.caught_up(self._taken_s)
+        return number
 
     def _round(self, control: Control, link: Link) -> None:
         """Gather events for a moment, carry them out, send what they ask for."""
         if self._servers and control.servers != self._servers:
             self._rebalance(control)
         self._servers = control.servers
-        asked_s = time.monotonic()
         taken = self._gather(control, link)
         if not self._may_serve(control, link):
             return  # nobody can be heard: no device may count as late
@@ -362,7 +371,7 @@ class FleetServer:
             LOG.warning("%s", sentence)
         self._send(control, link)
         if taken:
-            self._meters.delay.observe(time.monotonic() - asked_s, taken)
+            self._meters.delay.observe(time.monotonic() - self._taken_at_s, taken)
 
     def _may_serve(self, control: Control, link: Link) -> bool:
         """Say that this server works, and return whether it is connected and none on a copy of the

@@ -152,7 +152,7 @@ class _Video:
         prepared_by: bytes,
     ) -> None:
         self._path = path
-        self._stamp: Stamp = ()  # when `part` last took its hash
+        self._hashes: dict[Stamp, str] = {}  # of the whole, for all parts
         self._prepared_by = prepared_by
         self._spec = spec
         self._prepare = prepare
@@ -167,12 +167,12 @@ class _Video:
         return len(self._frames)
 
     def part(self, start: int, stop: int) -> "_Video":
-        if self._stamp != (stamp := stamp_of(self._path)):
-            self._stamp = stamp
-            self.__dict__.pop("_sha256", None)
+        stamp = stamp_of(self._path)
+        if stamp not in self._hashes:  # the file is read once, not for each part
+            self._hashes[stamp] = self._hash()
         part = copy(self)
         part._frames, part.requested = self._frames[start:stop], stop - start
-        whole = f"{self.sha256()} {start} {stop}"  # the file is read once, not for each part
+        whole = f"{self._hashes[stamp]} {start} {stop}"
         part.__dict__["_sha256"] = hashlib.sha256(whole.encode()).hexdigest()
         return part
 
@@ -215,6 +215,9 @@ class _Video:
 
     @cached_property
     def _sha256(self) -> str:
+        return self._hash()
+
+    def _hash(self) -> str:
         digest = hashlib.sha256(self._prepared_by)
         digest.update(repr((self._path.name, self._frames)).encode())
         try:
