@@ -20,7 +20,7 @@ from toolkit.quantize.float8.products import float8_products, why_half
 from toolkit.quantize.loss.judge import Basis, Judgement, loss_text, samples_text
 from toolkit.quantize.loss.metrics import powers
 from toolkit.quantize.loss.products import (
-    Judges,
+    HeldOutSamples,
     OpenModel,
     Outputs,
     problem_of,
@@ -108,7 +108,7 @@ class _Observed:
 
     amax: Mapping[str, float]
     fit: Mapping[str, float]
-    judges: Judges
+    held_out: HeldOutSamples
     samples: int
 
 
@@ -151,7 +151,7 @@ def quantize_float8(
         names = {*floats, *(product.name for product in kept)}
         judged = _written(model, nodes, observed.fit, dict.fromkeys(names, ""))
         bases: tuple[Basis, Basis] = ("held out", "seen")
-        _, judgement = observed.judges.judged(judged.model, model, open_model, bases)
+        _, judgement = observed.held_out.judged(judged.model, model, open_model, bases)
         return _Trial(judged.products, judgement)
 
     search = within_limits(products, tried, accept_loss=accept_loss)
@@ -214,7 +214,7 @@ def _observe(model: ir.Model, samples: Iterable[Sample], open_model: OpenModel) 
     if not held_out:
         raise BuildError("FP8 is chosen by samples, but the data hold none; give some.")
     amax = {name: max(judging.get(name, 0.0), fit[name]) for name in fit}
-    return _Observed(amax, fit, Judges(held_out, truths, count > 1), count)
+    return _Observed(amax, fit, HeldOutSamples(held_out, truths, count > 1), count)
 
 
 def _largest(array: NDArray[Any]) -> float:
@@ -233,7 +233,7 @@ def _errors(
         beside = with_float8(model, observed.fit, keep, beside=names)
         run = open_model(beside, [name for pair in pairs.values() for name in pair])
         totals = {name: np.zeros(2) for name in names}
-        for sample in observed.judges.samples:
+        for sample in observed.held_out.samples:
             results = run(sample)
             for name, (exact, rounded) in pairs.items():
                 totals[name] += powers(results[exact], results[rounded])
@@ -248,7 +248,7 @@ def _parts(
     if not nodes:
         return []
     run = open_model(model, [str(node.outputs[0].name) for node in nodes])
-    sizes = run(observed.judges.samples[0])
+    sizes = run(observed.held_out.samples[0])
     parts: list[list[ir.Node]] = [[]]
     total = 0
     for node in nodes:

@@ -135,7 +135,7 @@ def _applied(
 ) -> Int4Model:
     """Give a copy of the model the weights of some products, and judge it."""
     copy = write_weights(model, int4)
-    results, judgement = observed.judges.judged(copy, model, open_model, ("int4", "int4 seen"))
+    results, judgement = observed.held_out.judged(copy, model, open_model, ("int4", "int4 seen"))
     stored = [product.weight for product in int4]
     return Int4Model(
         copy,
@@ -144,7 +144,7 @@ def _applied(
         sum(product.feedback for product in int4),
         sum(2 * weight.integers.size for weight in stored),
         sum(w.integers.size // 2 + _BLOCK_BYTES * w.scales.size for w in stored),
-        _losses(observed.judges.truths, results),
+        _losses(observed.held_out.truths, results),
         judgement,
     )
 

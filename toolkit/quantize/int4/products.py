@@ -25,7 +25,7 @@ from toolkit.errors import BuildError
 from toolkit.graph.block_weights import BlockTensor, BlockWeight
 from toolkit.quantize.int4.rounding import feedback_factor, round_to_nearest, round_with_feedback
 from toolkit.quantize.loss.products import (
-    Judges,
+    HeldOutSamples,
     OpenModel,
     problem_of,
     relative_norm,
@@ -74,7 +74,7 @@ class Observed:
 
     fit: Mapping[str, Array]
     judging: Mapping[str, Array]
-    judges: Judges
+    held_out: HeldOutSamples
     skipped: Mapping[str, int]
 
 
@@ -137,7 +137,7 @@ def observe(
         {name: np.concatenate(part[name]) for name in operands} for part in (fit, judging)
     )
     skipped = {name: times for name, times in skipped.items() if times}
-    return Observed(fitted, unseen, Judges(held_out, truths, len(samples) > 1), skipped)
+    return Observed(fitted, unseen, HeldOutSamples(held_out, truths, len(samples) > 1), skipped)
 
 
 def _finite_rows(x: NDArray[Any]) -> tuple[NDArray[Any], bool]:
@@ -165,7 +165,7 @@ def quantize_products(
         if factors is not None:
             x, judges = x / factors, judges / factors
         # One sample alone would judge what is fitted to it.
-        upper = feedback_factor(x) if observed.judges.apart else None
+        upper = feedback_factor(x) if observed.held_out.apart else None
         for (place, node), plain in zip(nodes.items(), weights, strict=True):
             weight = plain if factors is None else plain * factors[:, None]
             truth = judges @ weight

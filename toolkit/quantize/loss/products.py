@@ -39,8 +39,8 @@ def sample_roles(samples: Iterable[Sample], most: int) -> Iterator[tuple[Sample,
 
 
 @dataclass(frozen=True, slots=True)
-class Judges:
-    """The samples that judge, and the outputs in floating point; `apart`: none fits, too."""
+class HeldOutSamples:
+    """The samples that judge, and their outputs in floating point; `apart`: none fits, too."""
 
     samples: Sequence[Sample]
     truths: Sequence[Outputs]
