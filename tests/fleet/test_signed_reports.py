@@ -32,6 +32,7 @@ from toolkit.fleet.brokers.mosquitto import BrokerFiles
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.folder import make_fleet
 from toolkit.fleet.server.control import Control
+from toolkit.fleet.server.device_messages import reader_of, row_after
 from toolkit.fleet.server.serve import FleetServer
 from toolkit.fleet.store.devices import DeviceRow
 from toolkit.fleet.store.lease import holder_name
@@ -152,12 +153,12 @@ def test_only_a_certificate_that_holds_makes_a_report_believed(fleet: Fleet) -> 
 
 def test_a_signature_is_checked_only_of_what_could_be_news(fleet: Fleet) -> None:
     issue_device(fleet.authority, DEVICE, fleet.folder / "board")
-    server = FleetServer(load_fleet(fleet.folder))
+    reader = reader_of(load_fleet(fleet.folder))
     row = DeviceRow(DEVICE, 7.0, None, report("a", counter=5), {}, beat=6)
 
     def told(kind: str, document: Reported | Beat, *, retained: bool) -> DeviceRow | None:
-        topic = getattr(TOPICS, kind)
-        return server._told(row, kind, Message(topic, encode(document), retained))
+        message = Message(getattr(TOPICS, kind), encode(document), retained)
+        return row_after(message, kind, row, reader, received_s=8.0)
 
     for kind, old, new in (
         ("reported", report("b", counter=5), report("b", counter=6)),

@@ -18,20 +18,17 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from device.errors import TrustError
-from device.protocol.documents import Beat, Desired, Reported, StateDocument, decode
+from device.protocol.documents import Desired
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkUp, Message, Will
-from device.protocol.signed import Told, open_told
 from device.protocol.topics import PREFIX, SERVER_CLAIM, Topics
 from toolkit.fleet.authority import SERVER
 from toolkit.fleet.fleet_folder import Fleet
-from toolkit.fleet.folder import IDENTITY
 from toolkit.fleet.server.answers import Answers
 from toolkit.fleet.server.control import Control, DesiredSigner, encode_all
 from toolkit.fleet.server.copy_guard import Claim, CopyGuard, fleet_id
 from toolkit.fleet.server.device_cache import voice_of
+from toolkit.fleet.server.device_messages import is_back, is_birth, reader_of, row_after
 from toolkit.fleet.server.inbox import Inbox
 from toolkit.fleet.server.metrics import Meters, MetricsListener, ServerFigures
 from toolkit.fleet.server.otlp import OtlpPush
@@ -67,28 +64,6 @@ class Service(Protocol):
         """Stop."""
 
 
-class Reader(Protocol):
-    """Reads what devices say."""
-
-    def knows(self, device: str) -> bool:
-        """Whether a device signs what it says."""
-
-    def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
-        """Return a report or a beat. Raises ValueError, TrustError."""
-
-
-class BareReader:
-    """Reads what the devices of a bench say: nothing is signed."""
-
-    def knows(self, device: str) -> bool:
-        """No device has a key."""
-        return False
-
-    def open(self, device: str, payload: bytes, kind: type[Told]) -> Told:
-        """Return a report or a beat. Raises ValueError."""
-        return open_told(payload, kind)
-
-
 ServiceFactory = Callable[[Fleet, Callable[[str], bool]], Service]
 
 
@@ -105,16 +80,6 @@ def signer_of(fleet: Fleet) -> DesiredSigner:
         return [sign_desired(document, key) for document in documents]
 
     return sign
-
-
-def reader_of(fleet: Fleet) -> Reader:
-    """Return what reads a device's reports: by its certificate, where the fleet has a CA."""
-    identity = fleet.folder / IDENTITY
-    if not identity.is_dir():
-        return BareReader()
-    from toolkit.fleet.trust.report_keys import ReportKeys
-
-    return ReportKeys(identity)
 
 
 # What a server starts beside the rollouts.
@@ -424,11 +389,11 @@ class FleetServer:
             self._keep_foreign(device, kind, message)
             return
         row = self._heard.get(device) or control.devices.get(device)
-        if row is None and device in control.decommissioned and not _is_back(kind, message):
+        if row is None and device in control.decommissioned and not is_back(kind, message):
             return
         row = row or DeviceRow(device, 0.0, None, None, {})
         try:
-            after = self._told(row, kind, message)
+            after = row_after(message, kind, row, self._reader, time.time())
         except (ValueError, TrustError) as error:
             self._meters.count("unreadable")
             if device not in self._unread:
@@ -440,15 +405,21 @@ class FleetServer:
         else:
             self._unread.discard(device)
             self._meters.count(kind)
+        self._apply(row, after, control)
+
+    def _apply(self, row: DeviceRow, after: DeviceRow, control: Control) -> None:
+        """Take over what a message changed: news with the round, signs of life with the lease."""
+        device = row.id
         is_heard = after.heard_s != row.heard_s
-        is_back = (is_heard or device not in control.devices.voices) and self._watch.take(
+        is_heard_again = (is_heard or device not in control.devices.voices) and self._watch.take(
             device, after.beat_s
         )
         says_news = (after.state, after.reported) != (row.state, row.reported)
-        is_birth = self._republishes_at_birth and _is_birth(row.state, after.state)
-        if is_birth and (desired := control.document_of(device)) is not None:
-            self._unsent[device] = desired.document.encode()
-        if says_news or is_back or device in self._heard:
+        if self._republishes_at_birth and is_birth(row.state, after.state):
+            desired = control.document_of(device)
+            if desired is not None:
+                self._unsent[device] = desired.document.encode()
+        if says_news or is_heard_again or device in self._heard:
             self._heard[device] = after
         elif after != row:  # it lives: kept with the lease
             control.devices[device] = after
@@ -458,41 +429,6 @@ class FleetServer:
         if not message.retained:
             self._foreign_messages.pop((device, kind), None)
             self._foreign_messages[device, kind] = time.monotonic(), message
-
-    def _told(self, row: DeviceRow, kind: str, message: Message) -> DeviceRow | None:
-        """Return a device after a message; None: it was known, and is not read. What is retained or
-        old says nothing of now.
-
-        Raises ValueError, TrustError: it is not understood, not signed by the device, or older than
-        what is known.
-        """
-        now_s = row.heard_s if message.retained else time.time()
-        if kind == "state":
-            state = _newer(row.state, decode(message.payload, StateDocument))
-            # Nobody signs it, and what is lost is said by the broker.
-            is_now = not message.retained and state.state != "lost"
-            believed = is_now and not self._reader.knows(row.id)
-            return replace(row, state=state, heard_s=now_s if believed else row.heard_s)
-        return (self._reported if kind == "reported" else self._beat)(row, message, now_s)
-
-    def _reported(self, row: DeviceRow, message: Message, now_s: float) -> DeviceRow | None:
-        known = 0 if row.reported is None else row.reported.counter
-        if _is_known(known, message, Reported):
-            return None
-        reported = self._reader.open(row.id, message.payload, Reported)
-        if not _is_new(reported.counter, known, message):
-            return row
-        return replace(row, reported=reported, heard_s=now_s)
-
-    def _beat(self, row: DeviceRow, message: Message, now_s: float) -> DeviceRow | None:
-        # Reports and beats count in one sequence.
-        known = max(row.beat, 0 if row.reported is None else row.reported.counter)
-        if _is_known(known, message, Beat):
-            return None
-        beat = self._reader.open(row.id, message.payload, Beat)
-        if not _is_new(beat.counter, known, message):
-            return row
-        return replace(row, beat=beat.counter, beat_at=beat.at, heard_s=now_s)
 
     def _send(self, control: Control, link: Link) -> None:
         """Publish documents as far as the connection takes them, while the lease is certain."""
@@ -523,46 +459,3 @@ class FleetServer:
             }
             self._republished_to = rows[-1].device if rows else None
         return bool(self._unsent)
-
-
-def _is_known(known: int, message: Message, kind: type[Told]) -> bool:
-    """Whether a device has said what is retained, or something later: then nothing is taken of it,
-    and its signature, which takes most of the time, need not be checked. Raises ValueError."""
-    return known > 0 and message.retained and open_told(message.payload, kind).counter <= known
-
-
-def _is_new(counter: int, known: int, message: Message) -> bool:
-    """Whether a counter says that something is new; 0: of an agent that does not count.
-
-    What is retained is older than a beat, and comes with each connection. Raises TrustError: it
-    was said before, and somebody says it again.
-    """
-    if counter > known or known == 0:
-        return True
-    if counter < known and not message.retained:
-        raise TrustError(
-            f"{message.topic} has the counter {counter}, and {known} was there before: somebody "
-            "has published an old one again, or the device has lost its state and its clock"
-        )
-    return False
-
-
-def _is_back(kind: str, message: Message) -> bool:
-    """Whether a message says that a device which left the fleet is in it again: it connects or
-    reports now. Its will, its beats and what the broker has retained do not."""
-    online = kind == "state" and b'"online"' in message.payload
-    return not message.retained and (kind == "reported" or online)
-
-
-def _is_birth(known: StateDocument | None, state: StateDocument | None) -> bool:
-    """Whether a device has connected anew."""
-    if state is None or state.state != "online":
-        return False
-    return known is None or known.session < state.session
-
-
-def _newer(known: StateDocument | None, state: StateDocument) -> StateDocument:
-    """Return a device's state; the will of an older session than the last is stale."""
-    if state.state == "lost" and known is not None and state.session < known.session:
-        return known
-    return state
