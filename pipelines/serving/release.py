@@ -19,8 +19,8 @@ from device.protocol.messages import ChildMessage, Heartbeat, Ready, Result, Sta
 from pipelines.config import PipelineConfig, ServeConfig
 from pipelines.runtime.heartbeat import HEARTBEAT_S
 from pipelines.serving.bundles import models_in
-from pipelines.serving.model import QueuedModel
 from pipelines.serving.protocol import Refusal, Status
+from pipelines.serving.queued_model import QueuedModel
 from pipelines.serving.repository import Repository, Source
 from pipelines.serving.server import ServeOptions, check_reach, run, serving
 

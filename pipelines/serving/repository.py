@@ -20,7 +20,7 @@ from pipelines.serving.bundles import BundleModel, PictureModel, is_bundle, mode
 from pipelines.serving.config_checks import fields_without_effect
 from pipelines.serving.ensemble import Ensemble
 from pipelines.serving.instances import open_file
-from pipelines.serving.model import Model, QueuedModel
+from pipelines.serving.model import Model
 from pipelines.serving.model_config import (
     CONFIG,
     ENSEMBLE,
@@ -32,6 +32,7 @@ from pipelines.serving.model_config import (
     read_config,
 )
 from pipelines.serving.protocol import Refusal, Status, refuse
+from pipelines.serving.queued_model import QueuedModel
 from pipelines.serving.sequences import SequenceModel, StateBudget
 from pipelines.serving.warm_up import warm_up
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from device.errors import ConfigError
 from pipelines.serving.instances import ModelInstances
-from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import Config, Port, inside
 from pipelines.serving.protocol import (
     BY_CONFIG,
@@ -26,6 +25,7 @@ from pipelines.serving.protocol import (
     Status,
     refuse,
 )
+from pipelines.serving.queued_model import QueuedModel
 
 MAX_SEQUENCES = 4096  # of a model at once
 MAX_STATE_BYTES = 1 << 28  # of all sequences of a server

@@ -7,7 +7,6 @@ import numpy as np
 
 from device.errors import ConfigError
 from pipelines.serving.codec import from_bytes
-from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import inside
 from pipelines.serving.protocol import (
     BF16,
@@ -19,6 +18,7 @@ from pipelines.serving.protocol import (
     check_datatype,
     elements,
 )
+from pipelines.serving.queued_model import QueuedModel
 
 FOLDER = "warmup"  # of a model, for the files of `input_data_file`
 MAX_RUNS = 1000

@@ -23,7 +23,7 @@ from device.protocol.messages import ChildMessage, Ready
 from device.update.bundle import extract_bundle
 from pipelines.config import load_pipeline
 from pipelines.decode_config import Classification
-from pipelines.serving.model import QueuedModel
+from pipelines.serving.queued_model import QueuedModel
 from pipelines.serving.repository import Repository, scan
 from toolkit.errors import PlanError
 from toolkit.importers.onnx import import_model

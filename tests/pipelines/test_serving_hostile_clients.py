@@ -37,7 +37,6 @@ from pipelines.serving.http_routes import _known_response_json
 from pipelines.serving.http_routes import encode_response as encode_http
 from pipelines.serving.instances import ModelInstances
 from pipelines.serving.messages import SERVICE, message
-from pipelines.serving.model import QueuedModel
 from pipelines.serving.model_config import Port, parse_config
 from pipelines.serving.protocol import (
     KEPT_ID,
@@ -49,6 +48,7 @@ from pipelines.serving.protocol import (
     Tensor,
     whole,
 )
+from pipelines.serving.queued_model import QueuedModel
 from pipelines.serving.service import Service
 from pipelines.serving.shared_memory import Regions
 
@@ -620,7 +620,7 @@ class OnCpu(Sleeper):
 
 
 def test_only_sizes_that_were_quick_run_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.serving.model.SHORT_NS", 10**15)  # all are, on any machine
+    monkeypatch.setattr("pipelines.serving.queued_model.SHORT_NS", 10**15)  # all, on any machine
     runner = OnCpu()
 
     async def run() -> None:
@@ -646,7 +646,7 @@ class ByValue(OnCpu):
 
 
 def test_what_costs_by_its_values_leaves_the_loop_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.serving.model.SHORT_NS", 20_000_000)
+    monkeypatch.setattr("pipelines.serving.queued_model.SHORT_NS", 20_000_000)
     runner = ByValue()
 
     async def run() -> None:

@@ -16,8 +16,8 @@ from serving_fixtures import identity, value, write_onnx
 
 from device.errors import ConfigError
 from pipelines.serving.instances import open_file
-from pipelines.serving.model import QueuedModel
 from pipelines.serving.protocol import InferRequest, Refusal, Status, Tensor
+from pipelines.serving.queued_model import QueuedModel
 from pipelines.serving.repository import LOADING, READY, Repository, Source, scan
 from toolkit.engine.build import BuildOptions
 from toolkit.triton_repository import import_triton

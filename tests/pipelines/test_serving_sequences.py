@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException
 
 from device.errors import ConfigError
 from pipelines.serving import sequences
-from pipelines.serving.model import QueuedModel
 from pipelines.serving.protocol import InferRequest, Refusal, Status, Tensor, refuse
+from pipelines.serving.queued_model import QueuedModel
 from pipelines.serving.repository import Repository, scan
 from pipelines.serving.sequences import SequenceModel
 from pipelines.serving.server import Ports
