@@ -153,8 +153,8 @@ class _Candidates:
         reference = self._log_sums[self.bins[rows] - 1]
         reference += _x_log_x(self._last[rows] + self._outside[rows])
         divergences = (reference - quantised) / self._total - math.log(self._total)
-        kept = self._inside[rows] + self._added_element[rows]
-        divergences += np.log(np.maximum(kept, 1.0))  # 0 only within a gap
+        inside_sums = self._inside[rows] + self._added_element[rows]
+        divergences += np.log(np.maximum(inside_sums, 1.0))  # 0 only within a gap
         result: NDArray[np.float64] = divergences
         return result
 

@@ -26,7 +26,7 @@ from device.agent.commands import CommandCheck, CommandEvent
 from device.agent.config import AgentConfig
 from device.agent.control_socket import ControlRequest, ControlSocket, slot_rows
 from device.agent.facts import Facts
-from device.agent.figures import Figures
+from device.agent.figures import Figures, Latest
 from device.agent.golden_check import GoldenCheck, GoldenEnded
 from device.agent.log_lines import LogHandler, LogLines
 from device.agent.pipeline_process import (
@@ -143,6 +143,7 @@ class Agent:
         self._desired_problem = ""
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
+        self._unfitted: Reported | None = None  # as it was gathered last
         self._newest = self._reported()
 
     def _new_updater(self, config: AgentConfig) -> Updater:
@@ -378,8 +379,9 @@ class Agent:
             self._follow(verdict)
 
     def _environment(self, now_s: float) -> Environment:
-        """Return what a trial is judged by beside its pipeline."""
-        latest = self._figures.latest(now_s)
+        """Return what a trial is judged by beside its pipeline; figures only while one runs, as
+        each look at them reads the sensors."""
+        latest = self._figures.latest(now_s) if self._updater.on_trial else Latest()
         return Environment(self._connection.online, latest.latency_p95_ms, latest.temperature_c)
 
     # -- the control socket
@@ -454,7 +456,9 @@ class Agent:
             measured=self._figures.measured(record, phase, health, now_s),
             versions=self._agent_update.report,
         )
-        return fit(reported)
+        if reported != self._unfitted:  # most wakes find nothing new
+            self._unfitted, self._fitted = reported, fit(reported)
+        return self._fitted
 
     def _problems(self) -> tuple[str, ...]:
         desired = (self._desired_problem,) if self._desired_problem else ()

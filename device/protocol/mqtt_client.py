@@ -165,6 +165,19 @@ class Client(paho.Client):
             self._acknowledgements = b""
         return code
 
+    def _loop(self, timeout: float = 1.0) -> MQTTErrorCode:
+        """Wait for the connection, a message to send, or the keepalive. paho's thread would wake
+        each second to look whether that is due."""
+        return super()._loop(self._keepalive_in_s() if self._keepalive else timeout)
+
+    def _keepalive_in_s(self) -> float:
+        """Return how long until a ping is due, or the connection is lost without its answer."""
+        with self._msgtime_mutex:
+            begins_s = min(self._last_msg_out, self._last_bytes_received)
+        if self._ping_t > 0:
+            begins_s = min(begins_s, self._ping_t)
+        return max(0.0, begins_s + self._keepalive - time.monotonic())
+
     def _has_more(self) -> bool:
         return self._taken < len(self._unread) or self._reads_left > 0
 

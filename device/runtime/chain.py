@@ -136,9 +136,9 @@ class SegmentChain:
         TensorRT refuses.
         """
         try:
-            own = self._stream
+            chain_stream = self._stream
             bound = self._bind(inputs, outputs, sizes)
-            queue = own if stream is None else own.borrowed(stream)
+            queue = chain_stream if stream is None else chain_stream.borrowed(stream)
             self._start(bound, queue, {**inputs, **outputs})
         except CudaError as error:
             raise SessionError(f"{self._where} failed: {error}") from error

@@ -79,14 +79,14 @@ def _config(connect: tuple[str, ...]) -> str:
     addresses = "".join(f"<Peer Address={quoteattr(peer)}/>" for peer in peers)
     local = "<Interfaces><NetworkInterface address='127.0.0.1'/></Interfaces>"
     only_local = bool(peers) and all(peer in LOOPBACK for peer in peers) and multicast == "false"
-    own = (
+    defaults = (
         f"<CycloneDDS><Domain><General><AllowMulticast>{multicast}</AllowMulticast>"
         f"{local if only_local else ''}</General><Discovery>"
         "<ParticipantIndex>auto</ParticipantIndex>"
         f"<MaxAutoParticipantIndex>120</MaxAutoParticipantIndex><Peers>{addresses}</Peers>"
         "</Discovery></Domain></CycloneDDS>"
     )
-    return ",".join(one for one in (os.environ.get("CYCLONEDDS_URI"), own) if one)
+    return ",".join(one for one in (os.environ.get("CYCLONEDDS_URI"), defaults) if one)
 
 
 class DdsNode:
@@ -125,9 +125,9 @@ class DdsNode:
     def serve(self, service: str, kind: str, answer: Answer) -> None:
         """See `Wire`; clients are nodes of rmw_cyclonedds."""
         name = self._node.full_name(service)
-        own = f"serviceid={uuid.uuid4().hex};"
-        replies = self._writer(f"rr{name}Reply", f"{kind}_Response", "reliable", own)
-        requests = self._reader(f"rq{name}Request", f"{kind}_Request", "reliable", own)
+        service_id = f"serviceid={uuid.uuid4().hex};"
+        replies = self._writer(f"rr{name}Reply", f"{kind}_Response", "reliable", service_id)
+        requests = self._reader(f"rq{name}Request", f"{kind}_Request", "reliable", service_id)
 
         def on_request(sample: Any) -> None:  # noqa: ANN401
             start, end = len(HEAD), len(HEAD) + ID_BYTES

@@ -27,7 +27,7 @@ def type_hash(name: str) -> str:
     if name in DEFINITIONS:
         return _hash(name, fields_of(name), {one: fields_of(one) for one in dependencies_of(name)})
     request, response, event = (f"{name}_{part}" for part in ("Request", "Response", "Event"))
-    own = tuple(
+    of_service = tuple(
         Field(field, kind)
         for field, kind in (
             ("request_message", request), ("response_message", response), ("event_message", event)
@@ -40,7 +40,7 @@ def type_hash(name: str) -> str:
     )
     parts = (request, response, EVENT_INFO)
     used = {one for part in parts for one in (part, *dependencies_of(part))}
-    return _hash(name, own, {event: of_event, **{one: fields_of(one) for one in used}})
+    return _hash(name, of_service, {event: of_event, **{one: fields_of(one) for one in used}})
 
 
 def _hash(name: str, fields: tuple[Field, ...], others: dict[str, tuple[Field, ...]]) -> str:

@@ -133,10 +133,10 @@ class Connection(asyncio.BufferedProtocol):
             self._forget_body()
             self._send(refused(refusal), keeps_open=False)
 
-    def _hold(self, got: int, total: int, what: str = "request size") -> None:
+    def _hold(self, received: int, total: int, what: str = "request size") -> None:
         """Count what has come of a body. Raises Refusal."""
-        self._server.service.hold(got - self._held, total, what)
-        self._held = got
+        self._server.service.hold(received - self._held, total, what)
+        self._held = received
 
     def _read_head(self) -> bool:
         end = self._head.find(b"\r\n\r\n", 0, min(self._filled, HEAD_BYTES))

@@ -80,8 +80,8 @@ class OutputFiles:
 
         A release goes on with the file of its earlier starts, a run with its own.
         """
-        own = path in self._lines and path.is_file()
-        again = own or (self._folder is not None and path.exists())
+        opened_before = path in self._lines and path.is_file()
+        again = opened_before or (self._folder is not None and path.exists())
         is_new = not again and self.claim(path, kind)
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW * (self._folder is not None)
         if not (is_new or again) and self._folder is None and path.is_file():

@@ -30,7 +30,7 @@ class FoxgloveOut(RecordingOut):
         """Listen. Raises PipelineError."""
         super().__init__("foxglove", config, context)
         # Others in this process may use the library, too. Channels end with their context.
-        self._context = own = Context()
+        self._context = server_context = Context()
         topics = {DIAGNOSTICS: kinds.DIAGNOSTICS}
         for of_camera in self._topics.values():
             topics |= {topic: kind for topic, kind, _ in of_camera}
@@ -39,7 +39,7 @@ class FoxgloveOut(RecordingOut):
                 topic,
                 message_encoding="cdr",
                 schema=Schema(name=kind, encoding="ros2msg", data=message_text(kind).encode()),
-                context=own,
+                context=server_context,
             )
             for topic, kind in topics.items()
         }
@@ -48,7 +48,7 @@ class FoxgloveOut(RecordingOut):
                 name="tandem",
                 host=config.host,
                 port=config.port,
-                context=own,
+                context=server_context,
                 message_backlog_size=BACKLOG,
             )
         except (OSError, RuntimeError) as error:

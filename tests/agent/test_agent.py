@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import queue
+import re
 import select
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from deploy_fixtures import deploy
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
-from device.agent.agent import HANDLERS, Event, _Stop
+from device.agent.agent import HANDLERS, IDLE_WAIT_S, Event, _Stop
 from device.agent.config import load_agent_config
 from device.agent.pipeline_process import (
     MAX_RESTARTS,
@@ -115,6 +116,24 @@ def test_a_signal_that_does_not_end_the_wait_ends_the_agent(
         assert board.process.wait(WAIT_S) == 0
         board.process = None
         watcher.wait_state("stopped")
+
+
+def wakes(pid: int) -> int:
+    """How often the threads of a process have waited."""
+    statuses = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", s, re.M)[0]) for s in statuses)
+
+
+def test_an_agent_without_a_release_sleeps(broker: Mosquitto, board: AgentBox) -> None:
+    with Watcher(broker.port) as watcher:
+        board.start()
+        watcher.wait_state("online")
+        assert board.process is not None
+        time.sleep(IDLE_WAIT_S)  # what a start leaves to do
+        before = wakes(board.process.pid)
+        time.sleep(3 * IDLE_WAIT_S)
+        # Three for its own state; a look at the connection each second would add 9.
+        assert 0 < wakes(board.process.pid) - before <= 8
 
 
 def test_a_stale_will_is_answered(

@@ -43,11 +43,13 @@ PATIENCE_S = 2.0  # for a loaded machine
 
 @contextmanager
 def link_to(
-    port: int, name: str = "link", version: str = "auto"
+    port: int, name: str = "link", version: str = "auto", keepalive_s: int = 30
 ) -> Iterator[tuple[Link, "queue.Queue[LinkEvent]"]]:
     events: queue.Queue[LinkEvent] = queue.Queue()
     ended = threading.Event()
-    settings = LinkSettings("127.0.0.1", port, name, (("t/#", 1),), version)
+    settings = LinkSettings(
+        "127.0.0.1", port, name, (("t/#", 1),), version, keepalive_s=keepalive_s
+    )
     link = Link(settings, queue_putter(events, ended))
     link.start()
     yield link, events
@@ -87,6 +89,19 @@ def test_what_a_frozen_broker_does_not_take_is_refused_not_kept(broker: Mosquitt
         broker.signal(signal.SIGSTOP)
         taken = sum(link.publish("x", bytes(256 * 1024), qos=0) for _ in range(3 * MAX_UNSENT))
         assert MAX_UNSENT <= taken < 2 * MAX_UNSENT
+        broker.signal(signal.SIGCONT)
+
+
+def test_a_quiet_link_is_held_by_its_pings_and_ends_once_none_is_answered(
+    broker: Mosquitto,
+) -> None:
+    keepalive_s = 2  # a broker throws a client out that is silent for half as long again
+    with link_to(broker.port, keepalive_s=keepalive_s) as (_link, events):
+        assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+        with pytest.raises(queue.Empty):
+            events.get(timeout=3.5 * keepalive_s)
+        broker.signal(signal.SIGSTOP)
+        assert isinstance(events.get(timeout=2 * keepalive_s + PATIENCE_S), LinkDown)
         broker.signal(signal.SIGCONT)
 
 

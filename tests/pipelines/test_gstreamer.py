@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
+from shared_folder import shared_folder
 from video_fixtures import (
     COLOUR_TOML,
     LABELS,
@@ -56,25 +57,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What `eval "$(tandem-pipeline --gstreamer)"` sets, and a registry of these tests' own."""
+    return environment_of(shared_folder(tmp_path_factory, "gstreamer", scan_plugins))
+
+
+def environment_of(place: Path) -> dict[str, str]:
+    words = json.loads((place / "words.json").read_text())
+    # GStreamer's Python takes its libraries from the first one on the PATH: let it be the system's.
+    folders = os.environ["PATH"].split(os.pathsep)
+    path = os.pathsep.join(one for one in folders if Path(one) != Path(sys.executable).parent)
+    return {**os.environ, **words, "PATH": path, "GST_REGISTRY": str(place / "registry")}
+
+
+def scan_plugins(place: Path) -> None:
+    """Fill the registry: each first start of GStreamer would read all plugins."""
     shown = subprocess.run(
         [sys.executable, "-m", "pipelines.__main__", "--gstreamer"],
         check=True, cwd=ROOT, capture_output=True, text=True,
     ).stdout  # fmt: skip
-    words = [shlex.split(line)[1].split("=", 1) for line in shown.splitlines()]
-    registry = tmp_path_factory.mktemp("gst") / "registry"
-    # GStreamer's Python takes its libraries from the first one on the PATH: let it be the system's.
-    folders = os.environ["PATH"].split(os.pathsep)
-    path = os.pathsep.join(one for one in folders if Path(one) != Path(sys.executable).parent)
-    environment = {**os.environ, **dict(words), "PATH": path, "GST_REGISTRY": str(registry)}
+    words = dict(shlex.split(line)[1].split("=", 1) for line in shown.splitlines())
+    (place / "words.json").write_text(json.dumps(words))
     # GStreamer bars a plugin whose first scan fails until its registry is gone.
     for _ in range(3):
         scan = subprocess.run(
             ["gst-inspect-1.0", "tandeminfer"],
-            check=False, env=environment | {"GST_DEBUG": "2"}, capture_output=True, text=True,
+            check=False, env=environment_of(place) | {"GST_DEBUG": "2"}, capture_output=True,
+            text=True,
         )  # fmt: skip
         if scan.returncode == 0:
-            return environment
-        registry.unlink(missing_ok=True)
+            return
+        (place / "registry").unlink(missing_ok=True)
     pytest.fail(f"GStreamer finds no tandeminfer: {scan.stderr}")
 
 

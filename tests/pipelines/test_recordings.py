@@ -259,7 +259,7 @@ def test_a_recording_cut_anywhere_is_read_to_its_last_whole_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcap_file, "CHUNK_BYTES", 8000)
-    record(tmp_path / "a.mcap", results_of_square(40))
+    record(tmp_path / "a.mcap", results_of_square(20))
     data = (tmp_path / "a.mcap").read_bytes()
     with (tmp_path / "a.mcap").open("rb") as file:
         summary = make_reader(file).get_summary()

@@ -18,6 +18,7 @@ from pipelines.ros2.messages import DETECTIONS_2D, DIAGNOSTICS
 from pipelines.ros2.wire import dds_type, ros_type
 from pipelines.sources.ros2 import ENCODINGS
 from pipelines.sources.uri import parse_ros2
+from toolkit.engine.build import BuildOptions, build_engine
 
 PAGE = (ROOT / "docs/ros2.md").read_text()
 PIPELINE, DDS, SOURCE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -32,10 +33,10 @@ def folder(tmp_path_factory):
     return path
 
 
-def start(folder):
+def start(folder, commands=RUN):
     tandem_here = f'tandem() {{ "{sys.executable}" -m toolkit.cli "$@"; }}'
     return subprocess.Popen(
-        ["bash", "-ec", f"{tandem_here}\n{RUN}"],
+        ["bash", "-ec", f"{tandem_here}\n{commands}"],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -80,7 +81,11 @@ def test_the_page_alone_gives_a_robot_what_it_says(folder):
 def test_the_sink_for_dds_takes_the_place_of_the_first(folder):
     head, _, _ = PIPELINE.partition("[[sinks]]")
     (folder / "yard.toml").write_text(head + DDS.replace('"dds"', '"dds"\ndomain = 92'))
-    running = start(folder)
+    build, run = RUN.splitlines()
+    assert build.endswith("-o robot.engine")
+    model = ROOT / "configs/models/robot-objects.onnx"
+    build_engine(model, "laptop", folder / "robot.engine", BuildOptions(precision="fp32"))
+    running = start(folder, run)
     output, _ = running.communicate(timeout=6 * PATIENCE_S)
     assert running.returncode == 0, output
     assert "100 frames" in output

@@ -108,8 +108,8 @@ def _library(stack: str) -> str:
 
 
 def _only_a_command() -> bool:
-    own = isinstance(sys.stdout, io.TextIOWrapper) and sys.stderr is sys.__stderr__
-    return own and sys.platform == "linux" and threading.active_count() == 1
+    has_own_streams = isinstance(sys.stdout, io.TextIOWrapper) and sys.stderr is sys.__stderr__
+    return has_own_streams and sys.platform == "linux" and threading.active_count() == 1
 
 
 def _wait(child: int, watched: set[signal.Signals]) -> int:

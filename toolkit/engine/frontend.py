@@ -93,18 +93,18 @@ def _with_int4(front: Frontend, block: int, data: Source) -> Frontend:
 def _with_float8(front: Frontend) -> Frontend:
     """Give products operands of FP8, by a table or by what the model computes on the data."""
     options, name, sha256 = front.options, front.imported.name, front.imported.sha256
-    kept = dict.fromkeys(options.ranges.keep_float, "as asked")
+    in_float = dict.fromkeys(options.ranges.keep_float, "as asked")
     if options.table is not None:
         fitted = from_table(front, for_float8(options.table))
         assert fitted.table is not None
         if not options.accept_loss:
             refuse_lossy(fitted.table, name)
-        kept = dict.fromkeys(fitted.table.keep_float, "the calibration table keeps it so")
+        in_float = dict.fromkeys(fitted.table.keep_float, "the calibration table keeps it so")
         notes = (*fitted.notes, *foreign_notes(options.table, sha256))
         front = replace(rewritten(front), notes=notes)
         front = replace(front, prepared=fitted.prepared)
         graph, amax = front.prepared.model, fitted.table.tensors
-        float8 = float8_by_table(graph, amax, _slow(front) | kept)
+        float8 = float8_by_table(graph, amax, _slow(front) | in_float)
     else:
         assert options.data is not None  # else `read_model` refuses
         front = rewritten(front)
@@ -113,7 +113,7 @@ def _with_float8(front: Frontend) -> Frontend:
         samples, accept_loss = samples_of(graph, options.data, ranges), options.accept_loss
         refuse_unknown(ranges.keep_float, graph)
         float8 = quantize_float8(
-            graph, samples, ActivationRunner, _slow(front) | kept, accept_loss=accept_loss
+            graph, samples, ActivationRunner, _slow(front) | in_float, accept_loss=accept_loss
         )
         if options.save_table is not None:
             table = table_of_float8(float8, samples.sha256(), sha256)

@@ -132,8 +132,10 @@ def _forced(plan: Plan, candidate: Candidate, prepared: Prepared) -> list[str]:
         return []
     if set(allowed) == set(on_dla) and not prepared.unused:
         return ["--force-dla", "all"]
-    own = {new: row.node for row in prepared.applied for new in row.nodes if new not in row.borders}
-    names = dict.fromkeys(own.get(name, name) for name in on_dla)
+    model_nodes = {
+        new: row.node for row in prepared.applied for new in row.nodes if new not in row.borders
+    }
+    names = dict.fromkeys(model_nodes.get(name, name) for name in on_dla)
     return [*(word for name in names for word in ("--force-dla", name)), "--force-gpu", "all"]
 
 

@@ -161,8 +161,8 @@ class Draft:
 
     def _refuse_taken(self, name: str, owner: Tensor | None) -> None:
         """Refuse a name that another tensor than `owner` has."""
-        own = None if owner is None else owner.value
-        if any(value.name == name and value is not own for value in self._tensors):
+        owner_value = None if owner is None else owner.value
+        if any(value.name == name and value is not owner_value for value in self._tensors):
             raise NetworkError(f"the network has a tensor {name!r} already; give another name")
 
     def _free(self, name: str) -> str:

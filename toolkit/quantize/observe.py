@@ -175,20 +175,22 @@ class SharedRunner:
 
     def __call__(self, feeds: Sample) -> Arrays:
         """Run one sample; raises BuildError if it does not fit the model."""
-        own = self._own()
-        if own is None or not own.run(0, feeds):
+        buffers = self._own()
+        if buffers is None or not buffers.run(0, feeds):
             return self._runner(feeds)
-        return self._runner.with_fed({name: array[0] for name, array in own.arrays.items()}, feeds)
+        return self._runner.with_fed(
+            {name: array[0] for name, array in buffers.arrays.items()}, feeds
+        )
 
     def run_block(self, feeds: Arrays) -> Arrays | None:
         """Run the samples of a block, [samples, *shape]; None: they must be run one by one."""
-        own, count = self._own(), len(next(iter(feeds.values())))
-        if own is None:
+        buffers, count = self._own(), len(next(iter(feeds.values())))
+        if buffers is None:
             return None
         for at in range(count):
-            if not own.run(at, {name: _aligned(array, at) for name, array in feeds.items()}):
+            if not buffers.run(at, {name: _aligned(array, at) for name, array in feeds.items()}):
                 return None
-        arrays = {name: array[:count] for name, array in own.arrays.items()}
+        arrays = {name: array[:count] for name, array in buffers.arrays.items()}
         return self._runner.with_fed(arrays, feeds)
 
     def _own(self) -> "_Preallocated | None":

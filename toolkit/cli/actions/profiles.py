@@ -113,9 +113,9 @@ def _processors(profile: Profile) -> str:
 def _eras(profile: Profile, jetpacks: Iterable[JetPack]) -> list[str]:
     """One line for each run of JetPacks whose TensorRT treats the DLA alike."""
     if not profile.dla_cores:
-        own = list(jetpacks)
-        versions = f"TensorRT {own[0].tensorrt} to {own[-1].tensorrt}" if own else ""
-        return [f"JetPack {_span(own)} brings {versions}."] if own else []
+        releases = list(jetpacks)
+        versions = f"TensorRT {releases[0].tensorrt} to {releases[-1].tensorrt}" if releases else ""
+        return [f"JetPack {_span(releases)} brings {versions}."] if releases else []
     lines = []
     for era, run in itertools.groupby(jetpacks, lambda jetpack: dla_era(jetpack.tensorrt)):
         alike = list(run)

@@ -200,8 +200,8 @@ class GraphRewriter:
 
     def _swap(self, old: ir.Value, new: ir.Value) -> None:
         """Let `new` have the readers of `old`; a new value, or a new output, its name, too."""
-        own = any(new is output for node in self.nodes for output in node.outputs)
-        renamed = own or old.is_graph_output()
+        is_new = any(new is output for node in self.nodes for output in node.outputs)
+        renamed = is_new or old.is_graph_output()
         self._swaps.append((old, new, [(use.node, use.idx) for use in old.uses()], renamed))
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if renamed:

@@ -292,9 +292,9 @@ def _alone(a: Side, b: Side, from_a: Arrays, from_b: Arrays) -> Iterator[tuple[s
         return
     # Beside a model or an engine, a file may hold more: the tensors of `tandem infer --all`.
     both_saved = isinstance(a, SavedSide) and isinstance(b, SavedSide)
-    for side, own, others in ((a, from_a, from_b), (b, from_b, from_a)):
+    for side, outputs, others in ((a, from_a, from_b), (b, from_b, from_a)):
         if both_saved or not isinstance(side, SavedSide):
-            yield from ((side.title, name, own[name]) for name in own if name not in others)
+            yield from ((side.title, name, outputs[name]) for name in outputs if name not in others)
 
 
 def _arrow(before: str, after: str) -> str:

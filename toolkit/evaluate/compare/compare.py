@@ -398,8 +398,8 @@ def _gap_tally(
             f"The table has {len(ranges)} tensors, but none of the {len(network.amax)} of "
             f"{engine.path} that have a range; give the --table that the engine was built with."
         )
-    own = GpuNetwork(network, {**network.amax, **known})
-    return GapTally(gpu, own, parts), ()
+    by_table = GpuNetwork(network, {**network.amax, **known})
+    return GapTally(gpu, by_table, parts), ()
 
 
 def _real(numbers: Array, scale: float | None) -> Array:
@@ -412,7 +412,7 @@ def _graph_title(manifest: Manifest) -> str:
 
 
 def _add_own(
-    own: _Own,
+    tally: _Own,
     layer: Layer,
     alone: LayerResult,
     variants: causes.Variants,
@@ -424,34 +424,35 @@ def _add_own(
     graphs, result = of_graph
     different = alone.numbers != graphs
     count = int(np.count_nonzero(different))
-    own.elements += different.size
-    own.differing += count
+    tally.elements += different.size
+    tally.differing += count
     if alone.scale is None:
-        own.gpu.add(result, graphs, sample)
-        own.dla.add(result, alone.numbers, sample)
+        tally.gpu.add(result, graphs, sample)
+        tally.dla.add(result, alone.numbers, sample)
         if count:
-            own.causes[causes.FP16] = own.causes.get(causes.FP16, 0) + count
+            tally.causes[causes.FP16] = tally.causes.get(causes.FP16, 0) + count
         return
     steps = np.asarray(result, np.float64) / alone.scale
     inside = np.clip(steps, -128, 127)  # what both clip is no difference of arithmetic
-    own.gpu.add(inside, graphs, sample)
-    own.dla.add(inside, alone.numbers, sample)
-    own.steps.add(graphs, alone.numbers, sample)
-    own.clipped_db = max(own.clipped_db, causes.clipping_cost_db(result, alone.scale))
+    tally.gpu.add(inside, graphs, sample)
+    tally.dla.add(inside, alone.numbers, sample)
+    tally.steps.add(graphs, alone.numbers, sample)
+    tally.clipped_db = max(tally.clipped_db, causes.clipping_cost_db(result, alone.scale))
     counts = causes.causes_of(alone.numbers, graphs, variants, steps, layer.ops)
     for cause, number in counts.items():
-        own.causes[cause] = own.causes.get(cause, 0) + number
+        tally.causes[cause] = tally.causes.get(cause, 0) + number
 
 
-def _add_shared(own: _Own, layer: Layer, exact: Arrays) -> None:
+def _add_shared(tally: _Own, layer: Layer, exact: Arrays) -> None:
     """Measure what one scale for all operands costs the one that it serves worst."""
     scales = {operand.scale for operand in layer.operands}
     known = [o for o in layer.operands if o.tensor in exact and o.scale is not None]
     if len(layer.operands) < 2 or len(scales) > 1 or not known:
         return
-    _add_cost(own, max(causes.shared_scale_cost_db(exact[o.tensor], o.scale or 0.0) for o in known))
+    costs_db = (causes.shared_scale_cost_db(exact[o.tensor], o.scale or 0.0) for o in known)
+    _add_cost(tally, max(costs_db))
 
 
-def _add_cost(own: _Own, cost_db: float) -> None:
+def _add_cost(tally: _Own, cost_db: float) -> None:
     """Keep the least of all samples: a scale of its own must serve all of them."""
-    own.shared_db = cost_db if own.shared_db is None else min(own.shared_db, cost_db)
+    tally.shared_db = cost_db if tally.shared_db is None else min(tally.shared_db, cost_db)

@@ -28,16 +28,16 @@ NAMED_TENSORS = 3
 NO_DLA = "the engine has no segment on the DLA, so that there is no DLA arithmetic to compare"
 
 
-def why(own: OwnError) -> tuple[str, ...]:
+def why(error: OwnError) -> tuple[str, ...]:
     """Return the reasons of a layer in words, the one of most elements first."""
-    counts = sorted(own.causes.items(), key=lambda item: -item[1])
-    reasons = [f"{CAUSES[cause]} ({count} of {own.differing})" for cause, count in counts]
-    if own.shared_scale_db >= LEAST_SHARED_DB:
-        whose = " for one of them" if own.shared_reason == SHARED_SCALE else ""
-        reasons.append(f"{own.shared_reason} ({_db(own.shared_scale_db)} dB{whose})")
-    if own.clipped_db >= LEAST_SHARED_DB:
-        clipped = CLIPPED_LEAVING if own.leaves else CLIPPED
-        reasons.append(f"{clipped} ({_db(own.clipped_db)} dB)")
+    counts = sorted(error.causes.items(), key=lambda item: -item[1])
+    reasons = [f"{CAUSES[cause]} ({count} of {error.differing})" for cause, count in counts]
+    if error.shared_scale_db >= LEAST_SHARED_DB:
+        whose = " for one of them" if error.shared_reason == SHARED_SCALE else ""
+        reasons.append(f"{error.shared_reason} ({_db(error.shared_scale_db)} dB{whose})")
+    if error.clipped_db >= LEAST_SHARED_DB:
+        clipped = CLIPPED_LEAVING if error.leaves else CLIPPED
+        reasons.append(f"{clipped} ({_db(error.clipped_db)} dB)")
     return tuple(reasons)
 
 
@@ -192,15 +192,15 @@ def _so_far(row: TensorRow) -> str:
 def _own(row: TensorRow, names: Sequence[str]) -> list[str]:
     if row.own is None:
         return []
-    own = row.own
+    error = row.own
     lines = [
-        f"    on the same INT8 inputs: GPU {_db(own.gpu_sqnr_db)} dB, "
-        f"DLA {_db(own.dla_sqnr_db)} dB; {own.differing} of {own.elements} elements differ, "
-        f"by {own.largest_steps} steps at most"
+        f"    on the same INT8 inputs: GPU {_db(error.gpu_sqnr_db)} dB, "
+        f"DLA {_db(error.dla_sqnr_db)} dB; {error.differing} of {error.elements} elements differ, "
+        f"by {error.largest_steps} steps at most"
     ]
-    if own.worst is not None:
-        lines.append(f"    worst, in steps: {_worst(own.worst, names, 'GPU', 'DLA')}")
-    return [*lines, *(f"    why: {reason}" for reason in why(own))]
+    if error.worst is not None:
+        lines.append(f"    worst, in steps: {_worst(error.worst, names, 'GPU', 'DLA')}")
+    return [*lines, *(f"    why: {reason}" for reason in why(error))]
 
 
 def _error(error: Error) -> str:

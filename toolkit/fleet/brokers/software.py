@@ -141,15 +141,17 @@ def write_broker(
     SOFTWARE[files.software].write(files, roster, into)
 
 
-def why_connected(files: BrokerFiles, settings: LinkSettings, device: str, *, told: bool) -> str:
+def why_connected(
+    files: BrokerFiles, settings: LinkSettings, device: str, *, reloaded: bool
+) -> str:
     """End the rights and connections that a revoked device has; return why they are not ended.
 
-    `settings`: how to connect with the server's certificate. `told`: what `reload` has returned.
+    `settings`: how to connect with the server's certificate. `reloaded`: what `reload` returned.
     """
     end = SOFTWARE[files.software].disconnect
     if end is not None:
         return end(settings, device)
-    return "" if told else "the broker runs elsewhere"
+    return "" if reloaded else "the broker runs elsewhere"
 
 
 def why_not_readmitted(

@@ -190,9 +190,9 @@ class RegistryClient:
     ) -> tuple[urllib3.BaseHTTPResponse, str]:
         """Return the answer behind all redirects, and the URL that it is of."""
         for _ in range(MAX_REDIRECTS):
-            own = self._is_own(url)
+            at_registry = self._is_own(url)
             authorization = {"Authorization": self._authorization}
-            sent = {**headers, **(authorization if own and self._authorization else {})}
+            sent = {**headers, **(authorization if at_registry and self._authorization else {})}
             answer = self._send(method, url, sent, body)
             location = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or location is None:

@@ -267,9 +267,9 @@ class Control:
                 self._forget(msgspec.json.decode(row.body)["device"])
             row = next(rows, None)
         self._meet(events)
-        for number, told in events.items():
-            self._apply(this, number, told)
-            if not _ROUTING.isdisjoint(map(type, told)) or _waits(self._states, number):
+        for number, batch in events.items():
+            self._apply(this, number, batch)
+            if not _ROUTING.isdisjoint(map(type, batch)) or _waits(self._states, number):
                 self._owners = owners(this.states)
         this.actions.clear()  # their documents are made
         this.before = dict(this.states)

@@ -212,9 +212,11 @@ def load_targets(
     targets = []
     for row in rows:
         device, profile, text, running, online, dev = row[:6]
-        told = row[6:]
-        if (facts := shared.get(told)) is None:
-            facts = shared[told] = DeviceFacts(**dict(zip(columns, told, strict=True)))
+        fact_values = row[6:]
+        if (facts := shared.get(fact_values)) is None:
+            facts = shared[fact_values] = DeviceFacts(
+                **dict(zip(columns, fact_values, strict=True))
+            )
         if (labels := parsed.get(text)) is None:
             labels = parsed[text] = parse_labels(text)
         targets.append(Target(device, profile, facts, labels, running, online == 1, dev == 1))

@@ -160,8 +160,8 @@ def _channel_factor(view: View, split: View) -> View:
     groups, channels = split.shape[1:3]
     stride, spatial = view.strides[0], (0,) * (len(split.shape) - 3)
     per_group = view.shape == (groups,)
-    own = (stride, 0) if per_group else (stride * channels, stride)
-    return replace(view, shape=split.shape, strides=(0, *own, *spatial))
+    channel_strides = (stride, 0) if per_group else (stride * channels, stride)
+    return replace(view, shape=split.shape, strides=(0, *channel_strides, *spatial))
 
 
 def _split_channels(view: View, groups: int) -> View:

@@ -83,7 +83,7 @@ def _suppress(
     rows, segments = counts.shape
     bound = y.shape[0]
     most = bound // rows
-    kept = _scratch(ctx, op, "kept", "float32", rows, 4, most)
+    kept_boxes = _scratch(ctx, op, "kept", "float32", rows, 4, most)
     chosen = _scratch(ctx, op, "chosen", "int32", rows, most)
     chosen_counts = _scratch(ctx, op, "chosen counts", "int32", rows)
     iou = _number(ctx.network, op, 3)
@@ -94,7 +94,7 @@ def _suppress(
             "boxes": boxes,
             "counts": counts,
             "order": order,
-            "kept": kept,
+            "kept": kept_boxes,
             "chosen": chosen,
             "chosen_counts": chosen_counts,
         },
@@ -110,7 +110,7 @@ def _suppress(
             "BLOCK": _BLOCK,
             "KEPT_BLOCK": _KEPT_BLOCK,
         },
-        writes=(kept, chosen, chosen_counts),
+        writes=(kept_boxes, chosen, chosen_counts),
         warps=8,
     )
     written = make_launch(

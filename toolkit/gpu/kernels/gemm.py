@@ -359,11 +359,11 @@ def _along(
 ):  # fmt: skip
     """Return the index p without this axis, and along it where the first tap and output lie."""
     if TRANSPOSED:
-        own = phase % STRIDE[AXIS]
+        axis_phase = phase % STRIDE[AXIS]
         count = (OUT[AXIS] + STRIDE[AXIS] - 1) // STRIDE[AXIS]
         q = p % count
-        tap = q + (own + PAD[AXIS]) // STRIDE[AXIS]
-        out = q * STRIDE[AXIS] + own
+        tap = q + (axis_phase + PAD[AXIS]) // STRIDE[AXIS]
+        out = q * STRIDE[AXIS] + axis_phase
     else:
         count = OUT[AXIS]
         out = p % count

@@ -51,7 +51,7 @@ def box_order(
     count = tl.load(counts + row * SEGMENTS + segment)
     mine = slot - segment * SEGMENT < count
     values += row * SEGMENTS * SEGMENT
-    own = tl.load(values + slot, mask=mine, other=0.0)[:, None]
+    value = tl.load(values + slot, mask=mine, other=0.0)[:, None]
     rank = tl.zeros((BLOCK_I,), tl.int32)
     is_empty = tl.program_id(0) * BLOCK_I - segment * SEGMENT >= count
     for other in range(tl.where(is_empty, 0, SEGMENTS)):
@@ -60,7 +60,7 @@ def box_order(
             inside = start + tl.arange(0, BLOCK_J)
             peer_slot = other * SEGMENT + inside
             peer = tl.load(values + peer_slot, mask=inside < others, other=0.0)[None, :]
-            precedes = (peer > own) | ((peer == own) & (peer_slot[None, :] < slot[:, None]))
+            precedes = (peer > value) | ((peer == value) & (peer_slot[None, :] < slot[:, None]))
             rank += tl.sum((precedes & (inside < others)[None, :]).to(tl.int32), 1)
     place = tl.load(places + row * SEGMENTS * SEGMENT + slot, mask=mine, other=0)
     tl.store(order + row * SEGMENTS * SEGMENT + rank, place, mask=mine)

@@ -37,16 +37,16 @@ def top_k(
     row = tl.program_id(1) + tl.zeros((1,), tl.int32)
     x += offsets(row, OUTER, X_ROW_STRIDES)
     i = tl.program_id(0) * BLOCK_I + tl.arange(0, BLOCK_I)
-    own = tl.load(x + i * X_STRIDE, mask=i < COLUMNS, other=0).to(TYPE)[:, None]
+    element = tl.load(x + i * X_STRIDE, mask=i < COLUMNS, other=0).to(TYPE)[:, None]
     rank = tl.zeros((BLOCK_I,), tl.int32)
     for start in range(0, COLUMNS, BLOCK_J):
         j = start + tl.arange(0, BLOCK_J)
         peer = tl.load(x + j * X_STRIDE, mask=j < COLUMNS, other=0).to(TYPE)[None, :]
-        greater = peer > own
-        less = peer < own
+        greater = peer > element
+        less = peer < element
         if FLOAT:
-            greater = greater | ((peer != peer) & (own == own))
-            less = less | ((own != own) & (peer == peer))
+            greater = greater | ((peer != peer) & (element == element))
+            less = less | ((element != element) & (peer == peer))
         precedes = greater if LARGEST else less
         equal = (greater == 0) & (less == 0)
         precedes = precedes | (equal & (j[None, :] < i[:, None]))

@@ -38,8 +38,9 @@ def general_gemm(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     if beta:
         added = op.inputs[2]
         if beta != 1.0:
-            own, factor = rewriter.shape_of(added), rewriter.constant("beta", np.array(beta, dtype))
-            added = rewriter.add_new(op, "Mul", (added, factor), own, dtype)
+            factor = rewriter.constant("beta", np.array(beta, dtype))
+            added_shape = rewriter.shape_of(added)
+            added = rewriter.add_new(op, "Mul", (added, factor), added_shape, dtype)
         rewriter.add(op, "Add", (total, added), op.outputs[0])
     return rewriter.replacement()
 

@@ -164,8 +164,8 @@ def one_hot(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
     dtype = rewriter.dtypes[output]
     places = (rewriter.constant(f"{output} (at)", np.array(at, np.int64)) for at in (1, 0))
     values = [rewriter.add_new(op, "Gather", (op.inputs[2], at), (), dtype) for at in places]
-    own, to = rewriter.shapes[op.inputs[0]], {"to": int(onnx.TensorProto.INT64)}
-    index = rewriter.add_new(op, "Cast", op.inputs[:1], own, "int64", attributes=to)
+    indices_shape, to = rewriter.shapes[op.inputs[0]], {"to": int(onnx.TensorProto.INT64)}
+    index = rewriter.add_new(op, "Cast", op.inputs[:1], indices_shape, "int64", attributes=to)
     placed = rewriter.add_new(op, "Reshape", (index,), single, "int64")
     wrapped = _from_the_end(rewriter, op, placed, depth)
     values_along = np.arange(depth).reshape(depth, *[1] * (len(shape) - axis - 1))

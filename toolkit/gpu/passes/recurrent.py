@@ -224,14 +224,14 @@ def _gru_step(add: _Adder, cell: _Cell, part: str, state: _State) -> _State:
         reset = add.times(r, state.h)
         x_n = add.plus(add.add("MatMul", (reset, add.constant(last)), shape), x_n)
     elif not cell.reset_first:
-        own = (
+        bias = (
             "" if cell.recurrence_bias is None else add.constant(cell.recurrence_bias[2 * hidden :])
         )
         if state.h:
             inside = add.add("MatMul", (state.h, add.constant(last)), shape)
-            x_n = add.plus(add.times(r, add.plus(inside, own)), x_n)
-        elif own:
-            x_n = add.plus(add.times(r, own), x_n)
+            x_n = add.plus(add.times(r, add.plus(inside, bias)), x_n)
+        elif bias:
+            x_n = add.plus(add.times(r, bias), x_n)
     new = add.activated(cell.activations[1], x_n)
     update = add.times(new, add.add("Sub", (add.constant(np.ones(())), z), shape))
     return _State(add.plus(update, add.times(z, state.h) if state.h else ""), "")

@@ -70,10 +70,10 @@ def formulate(
     shares: list[NodeCost] = []
     extra: dict[str, CrossingCost] = {}
     for group, price in zip(parts, costs.price(wholes, first), strict=True):
-        own = [next(alone) for _ in group]
-        shared = _shares(price, own)
+        part_costs = [next(alone) for _ in group]
+        shared = _shares(price, part_costs)
         shares += shared
-        extra |= _extra(group, own, shared, off_dla)
+        extra |= _extra(group, part_costs, shared, off_dla)
     task_of = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
     tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs))
     ends = frozenset(outputs) if first == "gpu" else None
@@ -88,26 +88,27 @@ def _parts(kernel: FusedKernel, off_dla: frozenset[str]) -> tuple[FusedKernel, .
     return (kernel,) if len(runs) == 1 else tuple(part for run in runs for part in fuse(run))
 
 
-def _shares(whole: NodeCost, own: Sequence[NodeCost]) -> list[NodeCost]:
+def _shares(whole: NodeCost, part_costs: Sequence[NodeCost]) -> list[NodeCost]:
     """Return the cost of a kernel by part: the first takes what it would alone, or all there is."""
-    if len(own) == 1:
-        return list(own)
-    time, energy = min(own[0].time_us, whole.time_us), min(own[0].energy_mj, whole.energy_mj)
+    if len(part_costs) == 1:
+        return list(part_costs)
+    first = part_costs[0]
+    time, energy = min(first.time_us, whole.time_us), min(first.energy_mj, whole.energy_mj)
     rest = [
         NodeCost(
-            (whole.time_us - time) / (len(own) - 1),
-            (whole.energy_mj - energy) / (len(own) - 1),
+            (whole.time_us - time) / (len(part_costs) - 1),
+            (whole.energy_mj - energy) / (len(part_costs) - 1),
             0,
             0,
             "nothing",
         )
-    ] * (len(own) - 1)
+    ] * (len(part_costs) - 1)
     return [replace(whole, time_us=time, energy_mj=energy), *rest]
 
 
 def _extra(
     parts: Sequence[FusedKernel],
-    own: Sequence[NodeCost],
+    part_costs: Sequence[NodeCost],
     shared: Sequence[NodeCost],
     off_dla: frozenset[str],
 ) -> dict[str, CrossingCost]:
@@ -123,8 +124,8 @@ def _extra(
             latest = max(read, key=dla_outputs.__getitem__)
             before = extra.get(latest, CrossingCost(0.0, 0.0))
             extra[latest] = CrossingCost(
-                before.time_us + max(0.0, own[index].time_us - shared[index].time_us),
-                before.energy_mj + max(0.0, own[index].energy_mj - shared[index].energy_mj),
+                before.time_us + max(0.0, part_costs[index].time_us - shared[index].time_us),
+                before.energy_mj + max(0.0, part_costs[index].energy_mj - shared[index].energy_mj),
             )
     return extra
 

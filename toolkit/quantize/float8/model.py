@@ -147,8 +147,8 @@ def quantize_float8(
     tried_nodes = [node for node in free if str(node.name) not in floats]
     products = _errors(model, tried_nodes, observed, open_model)
 
-    def tried(kept: Sequence[_Product]) -> _Trial:
-        names = {*floats, *(product.name for product in kept)}
+    def tried(in_float: Sequence[_Product]) -> _Trial:
+        names = {*floats, *(product.name for product in in_float)}
         judged = _written(model, nodes, observed.fit, dict.fromkeys(names, ""))
         bases: tuple[Basis, Basis] = ("held out", "seen")
         _, judgement = observed.held_out.judged(judged.model, model, open_model, bases)

@@ -14,6 +14,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -205,23 +206,63 @@ def shards_of_workers(
     on_progress: Callable[[int, int], None],
 ) -> Iterator[Shard]:
     """Yield the shards, of the cache or of workers, in the order in which they come."""
-    total, done, before = len(sharded.data), sharded.head.stop, sharded.data.stamps()
-    keys = {place: sharded.key(*place) for place in sharded.ranges(count)}
+    total, done = len(sharded.data), sharded.head.stop
+    with _naming_changes(sharded.data):
+        keys = {place: sharded.key(*place) for place in sharded.ranges(count)}
+        for shard in _cached_or_computed(sharded, keys, workers):
+            yield shard
+            done += shard.stop - shard.start
+            on_progress(done, total)
+
+
+@contextmanager
+def _naming_changes(data: Divisible) -> Iterator[None]:
+    """Raise CalibrationError with a file that was changed meanwhile, if workers fail."""
+    before = data.stamps()
+    try:
+        yield
+    except WorkersError as error:
+        if changed := _changed(before, data.stamps()):
+            raise CalibrationError(
+                f"{changed} was changed while workers read it: calibrate again once nothing writes "
+                "to the data"
+            ) from error
+        raise
+
+
+def _cached_or_computed(
+    sharded: ShardedPass, keys: Mapping[tuple[int, int], str], workers: Workers
+) -> Iterator[Shard]:
+    """Yield the shards of the cache, then those that workers compute, which the cache gets."""
     missing: dict[tuple[int, int], str] = {}
 
     def check(place: tuple[int, int], content: bytes) -> str:
         return _misfit(content, keys[place], place, sharded.tensors)
 
-    for (start, stop), key in keys.items():
-        content = read_entry("shards", key)
-        if content is None or check((start, stop), content):
-            missing[start, stop] = key
-            continue
-        yield decode_shard(content, "a shard of the cache")
-        done += stop - start
-        on_progress(done, total)
+    for place, key in keys.items():
+        cached = read_entry("shards", key)
+        if cached is None or check(place, cached):
+            missing[place] = key
+        else:
+            yield decode_shard(cached, "a shard of the cache")
     if not missing:
         return
+    job = _job(sharded, keys, workers)
+    results = workers.run(
+        observe_shard,
+        {place: (job, key, *place) for place, key in missing.items()},
+        alike=True,
+        model_bytes=len(sharded.graph),
+        packages=CALIBRATING,
+        check=check,
+    )
+    for place, content in results:
+        write_entry("shards", missing[place], content)
+        yield decode_shard(content, "a shard of a worker")
+
+
+def _job(sharded: ShardedPass, keys: Mapping[tuple[int, int], str], workers: Workers) -> str:
+    """Write the graph where workers read it; return the encoded job. Raises CalibrationError."""
     if not write_entry("graphs", sharded.graph_sha256, sharded.graph):
         raise CalibrationError(
             f"{cache_folder()} cannot be written, where workers read the model: set TANDEM_CACHE "
@@ -239,29 +280,7 @@ def shards_of_workers(
         threads=workers.threads,
         tasks_by_host=workers.tasks_by_host(),
     )
-    text = msgspec.json.encode(job).decode()
-    tasks = {place: (text, key, *place) for place, key in missing.items()}
-    results = workers.run(
-        observe_shard,
-        tasks,
-        alike=True,
-        model_bytes=len(sharded.graph),
-        packages=CALIBRATING,
-        check=check,
-    )
-    try:
-        for (start, stop), content in results:
-            write_entry("shards", missing[start, stop], content)
-            yield decode_shard(content, "a shard of a worker")
-            done += stop - start
-            on_progress(done, total)
-    except WorkersError as error:
-        if changed := _changed(before, sharded.data.stamps()):
-            raise CalibrationError(
-                f"{changed} was changed while workers read it: calibrate again once nothing writes "
-                "to the data"
-            ) from error
-        raise
+    return msgspec.json.encode(job).decode()
 
 
 def shards_of_files(sharded: ShardedPass, paths: Sequence[Path]) -> list[Shard]:
