@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,8 +162,9 @@ ROWS = {
 }
 
 
-# What loads libraries, and what writes its result past `sys.stdout`.
-PROCESSES = ("plan", "build", "infer", "bench", "run", "record", "doctor")
+# What loads libraries, and what writes its result past `sys.stdout`. The quick ones load them all.
+QUICK_PROCESSES = ("plan", "build", "run")
+SLOW_PROCESSES = ("infer", "bench", "record", "doctor")
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -258,8 +259,20 @@ def parsed(text: str) -> object:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_standard_output_is_json_whatever_is_said_beside_it(folder: Path, name: str) -> None:
+    check_json(folder, name, run if name in QUICK_PROCESSES else here)
+
+
+@pytest.mark.parametrize("name", SLOW_PROCESSES)
+@pytest.mark.slow
+def test_standard_output_is_json_whatever_libraries_say(folder: Path, name: str) -> None:
+    check_json(folder, name, run)
+
+
+def check_json(
+    folder: Path, name: str, execute: "Callable[..., subprocess.CompletedProcess[str]]"
+) -> None:
     expected = ROWS[name]
-    done = (run if name in PROCESSES else here)(folder, "-v", *expected.words, "--json")
+    done = execute(folder, "-v", *expected.words, "--json")
     assert done.returncode == expected.status, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     if expected.prints == "nothing":
@@ -267,7 +280,13 @@ def test_standard_output_is_json_whatever_is_said_beside_it(folder: Path, name: 
         assert "error: " in done.stderr.lower()
         return
     value = parsed(done.stdout)
-    if name in ("plan", "build", "infer", "bench", "run"):  # libraries were there, and said so
+    if execute is run and name in (
+        "plan",
+        "build",
+        "infer",
+        "bench",
+        "run",
+    ):  # libraries were there, and said so
         for text in ("numpy says hello", "welcome to numpy", "FutureWarning: numpy will change"):
             assert text in done.stderr
     if expected.status and isinstance(value, dict):
