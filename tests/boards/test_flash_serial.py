@@ -560,8 +560,15 @@ def test_a_board_that_installs_though_its_answer_is_lost_is_followed(
         assert roles(box) == {"1": "active"}
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("count", [1, TRIES])
+@pytest.mark.parametrize(
+    ("count", "full"),
+    [
+        (1, False),
+        (TRIES, True),
+        pytest.param(1, True, marks=pytest.mark.slow),
+        pytest.param(TRIES, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_board_that_commits_though_its_answer_is_lost_is_believed(
     tmp_path: Path, wire: Cable, bench: AgentBox, losing: list[int], full: bool, count: int
 ) -> None:
