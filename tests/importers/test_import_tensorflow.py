@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from import_page import run_command_of_page
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, save
 from tensorflow_fixtures import tensorflow  # noqa: F401  (fixtures)
 
 import tandem
@@ -31,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tensorflow")
 
 
-QUICK_KINDS = ("saved_model", "tflite", "eigenvalues")  # what every run of the tests needs
+QUICK_KINDS = ("saved_model", "tflite")  # what every run of the tests needs
 
 
 def make(python: Path, kind: str, models: Path, folder: Path) -> tuple[Arrays, Arrays]:
@@ -123,6 +124,18 @@ def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
         assert done.exit_code == 0, (command, done.output, done.exception)
 
 
+def test_an_operator_without_onnx_is_named_with_its_node(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("SelfAdjointEigV2", ["r"], ["y"], name="eigenvalues"),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (3, 3)) for name in "xy")
+    save(helper.make_model(helper.make_graph(nodes, "g", [x], [y])), tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match=r"no ONNX for .* SelfAdjointEigV2 .*'eigenvalues'"):
+        tensorflow_export._refuse_foreign(str(tmp_path / "m.onnx"))
+
+
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
     tensorflow: Path,  # noqa: F811
     models: Path,

@@ -405,7 +405,9 @@ def test_the_limit_of_memory_is_at_the_last_byte() -> None:
         set_max_memory(None)
 
 
-@pytest.mark.parametrize("limit_bytes", [1_000, 64 << 20, 128 << 20])
+@pytest.mark.parametrize(
+    "limit_bytes", [1_000, pytest.param(64 << 20, marks=pytest.mark.slow), 128 << 20]
+)
 def test_a_limit_without_room_for_onnx_is_said_before_any_call(limit_bytes: int) -> None:
     """A child under such a limit could end in the middle of a call, as if the model did it."""
     good = onnx.load_from_string(model_of([helper.make_node("Relu", ["x"], ["y"])]).data)

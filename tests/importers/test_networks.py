@@ -67,6 +67,12 @@ PUBLISHED = [
     ("yolov4", None, 60.1 / 2),
     ("yolov4_tiny", None, 6.91 / 2),
 ]
+# Of networks whose sizes differ alone the least is quick: the others repeat its layers.
+LARGER = (
+    "vgg19", "resnet34", "resnet101", "resnet152", "densenet161", "densenet169", "densenet201",
+    "shufflenet_v2_x1_5", "shufflenet_v2_x2_0", "yolov8s", "yolov8m", "yolov9s", "yolov9m",
+    "yolov10s", "yolov10m", "yolo11m", "yolo26m", "yolo26x", "yolox_m",
+)  # fmt: skip
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
@@ -83,7 +89,10 @@ def learned(model: ir.Model) -> int:
     )
 
 
-@pytest.mark.parametrize(("name", "parameters", "gmacs"), PUBLISHED)
+@pytest.mark.parametrize(
+    ("name", "parameters", "gmacs"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] in LARGER)) for row in PUBLISHED],
+)
 def test_a_network_has_its_published_size(name, parameters, gmacs):
     model = NETWORKS[name].model()
     macs = sum(v.macs or 0 for v in views(model.graph) if v.op in PRODUCTS)
@@ -112,7 +121,14 @@ def without_weights(model: ir.Model) -> onnx.ModelProto:
 
 
 # The scales l and x repeat the layers of the smaller ones.
-@pytest.mark.parametrize("name", sorted(name for name in NETWORKS if name[-1] not in "lx"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER))
+        for name in sorted(NETWORKS)
+        if name[-1] not in "lx"
+    ],
+)
 def test_onnx_infers_the_shapes_that_the_network_states(name):
     proto = without_weights(NETWORKS[name].model(batch=2))
     stated = {info.name: info for info in proto.graph.value_info}

@@ -86,7 +86,9 @@ def test_every_form_has_its_figures_and_the_command_that_builds_it(
         assert ("--samples" in command) == (form.precision in ("int8", "fp8") or form not in timed)
 
 
-@pytest.mark.parametrize("profile", ["orin-nx-16gb", "agx-thor"])
+@pytest.mark.parametrize(
+    "profile", [pytest.param("orin-nx-16gb", marks=pytest.mark.slow), "agx-thor"]
+)
 def test_int4_weights_rounding_and_simulated_formats_have_rows(
     products: Path, profile: str, tmp_path: Path
 ) -> None:

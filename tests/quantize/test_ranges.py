@@ -102,6 +102,8 @@ def test_auto_judges_on_samples_that_its_ranges_did_not_see(
         assert result.auto.gain_db[result.auto.start] >= 0
         gains_db.append(result.auto.gain_db["minmax"])
         assert set(result.table.methods.values()) <= set(AUTO_METHODS)
+        if gains_db[-1] > 0:
+            break
     assert max(gains_db, default=0.0) > 0  # 1 to 13 dB; one network in forty has none
 
 
@@ -216,7 +218,7 @@ def test_a_killed_calibration_resumes_with_the_same_result(
     model = small_convnet(tmp_path / "m.onnx", rng, channels=48)
     data = tmp_path / "many"
     data.mkdir()
-    np.save(data / "all.npy", rng.normal(size=(600, 3, 32, 32)).astype(np.float32))
+    np.save(data / "all.npy", rng.normal(size=(300, 3, 32, 32)).astype(np.float32))
     state, table = tmp_path / "state", tmp_path / "resumed.json"
     command = [sys.executable, "-m", "toolkit.cli", "calibrate", str(model), "--data", str(data)]
     resumed = [*command, "--resume", str(state), "-o", str(table)]
