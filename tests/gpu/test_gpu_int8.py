@@ -171,7 +171,9 @@ def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None
 
 
 @pytest.mark.parametrize(
-    ("sm", "channels", "side"), [(87, 48, 3), (87, 128, 6), (90, 48, 3)], ids=str
+    ("sm", "channels", "side"),
+    [pytest.param(87, 48, 3, marks=pytest.mark.slow), (87, 128, 6), (90, 48, 3)],
+    ids=str,
 )
 def test_every_tactic_of_a_convolution_has_the_same_bits(
     sm: int, channels: int, side: int, rng: np.random.Generator

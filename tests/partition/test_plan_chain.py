@@ -221,7 +221,7 @@ def placements(shared: SharedPlan) -> Iterator[dict]:
 
 def test_no_placement_of_a_small_graph_is_better_than_its_plan():
     tried = 0
-    for seed in range(300, 325):
+    for seed in range(300, 313):
         case = case_of(seed)
         objective = BUILD_GOALS[seed % len(BUILD_GOALS)]
         shared = case.shared(objective, max_crossings=None if seed % 2 else 3)

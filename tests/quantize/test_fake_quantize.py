@@ -168,6 +168,7 @@ def test_the_numbers_are_the_dlas_and_not_those_of_onnxruntime(tmp_path: Path) -
     assert np.count_nonzero(maps) > 0.01 * maps.size
 
 
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     "profile", ["orin-nano-8gb", pytest.param("laptop", marks=pytest.mark.slow)]
 )
