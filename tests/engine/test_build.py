@@ -25,8 +25,6 @@ from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.quantize.ranges.measure import RangeOptions
 
-pytestmark = pytest.mark.usefixtures("preloaded_compiler")
-
 LIGHT = (
     "bvlc_alexnet",
     "densenet121",

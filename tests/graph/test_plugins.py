@@ -46,7 +46,6 @@ STEREO = load_plugins(EXAMPLE)
 COST, DISPARITY = STEREO
 LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
 
-pytestmark = pytest.mark.usefixtures("preloaded_compiler")
 needs_triton = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 needs_cuda = pytest.mark.skipif(
     find_compiler() is None, reason="neither nvcc nor NVRTC is installed"

@@ -218,7 +218,7 @@ def test_a_killed_calibration_resumes_with_the_same_result(
     model = small_convnet(tmp_path / "m.onnx", rng, channels=48)
     data = tmp_path / "many"
     data.mkdir()
-    np.save(data / "all.npy", rng.normal(size=(300, 3, 32, 32)).astype(np.float32))
+    np.save(data / "all.npy", rng.normal(size=(600, 3, 32, 32)).astype(np.float32))
     state, table = tmp_path / "state", tmp_path / "resumed.json"
     command = [sys.executable, "-m", "toolkit.cli", "calibrate", str(model), "--data", str(data)]
     resumed = [*command, "--resume", str(state), "-o", str(table)]
