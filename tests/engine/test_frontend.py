@@ -143,7 +143,7 @@ def _places(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def test_plans_place_and_quantize_every_node_as_builds_do(tmp_path: Path) -> None:
-    pairs = [_decisions(seed, tmp_path) for seed in range(12)]
+    pairs = [_decisions(seed, tmp_path) for seed in range(20)]
     for plan, build in pairs:
         assert plan == build
     plans = [plan for plan, _ in pairs]
