@@ -27,7 +27,7 @@ from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.loss.judge import Judgement
-from toolkit.quantize.ranges import first_layer
+from toolkit.quantize.ranges import first_layer, steps
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, half_remark, measure_ranges
 from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
 from toolkit.quantize.trials.keep import FloatNodes
@@ -35,8 +35,10 @@ from toolkit.quantize.trials.keep import FloatNodes
 Samples = list[dict[str, np.ndarray]]
 
 
-def lopsided(path: Path, rng: np.random.Generator) -> Path:
+def lopsided(path: Path, rng: np.random.Generator, large_channel: float = 0.0) -> Path:
     """x [1,3,16,16] -> y [1,4,16,16]: the head does not read the one large channel of its input.
+
+    `large_channel`: the factor of the weights that read it all the same.
 
     The step of INT8 is that of the large channel, so the head reads little else than rounding.
     """
@@ -47,7 +49,7 @@ def lopsided(path: Path, rng: np.random.Generator) -> Path:
     ]
     stem, head = rng.normal(size=(16, 3, 3, 3)), rng.normal(size=(4, 16, 1, 1))
     stem[0] *= 1e5
-    head[:, 0] = 0
+    head[:, 0] *= large_channel
     weights = {"w0": stem.astype(np.float32), "w1": head.astype(np.float32)}
     return save(path, nodes, {"x": [1, 3, 16, 16]}, {"y": [1, 4, 16, 16]}, weights)
 
@@ -88,6 +90,22 @@ def test_the_node_that_int8_ruins_is_kept_where_a_target_is_missed(
         noise = sum(float(((y - y_int8) ** 2).sum()) for y, y_int8 in pairs)
         signal = sum(float((y**2).sum()) for y, _ in pairs)
         assert (10 * np.log10(signal / noise) > 10) == reaches
+
+
+def test_the_widest_ranges_keep_nodes_of_their_own_where_equalised_ones_needed_none(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = lopsided(tmp_path / "m.onnx", rng, 1e-5), samples(rng, 12)
+    options = replace(PLAIN, equalise="auto", round_weights="off")
+    equalised = measured(path, data, options)
+    assert equalised.table.keep_float == ()
+    monkeypatch.setattr(steps, "loses_no_more", lambda *_spent: False)
+    widest = measured(path, data, options)
+    assert [correction.applied for correction in widest.corrections] == [False]
+    assert widest.table.keep_float == ("head",)
+    assert widest.float_nodes is not None
+    assert "head: its INT8 makes" in ranges_text(widest)
+    assert widest.judgement.target_spent <= 1.0
 
 
 def test_the_report_names_the_nodes_and_what_they_bring(

@@ -181,8 +181,7 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
     if search is not None:
         budget = find_budget(fitted, search, _share(job.report, "spend the budget"))
     elif options.keeps:
-        on_progress = _share(job.report, "look for nodes to keep in float")
-        for_targets = keep_best(fitted, options.keep_float, options.most_float, on_progress)
+        for_targets = _nodes_for_targets(job, fitted)
     nodes = frozenset() if budget is None else budget.keep_float
     nodes = nodes if for_targets is None else for_targets.nodes
     rounded = {node: steps for node, steps in rounded.items() if node not in nodes}
@@ -204,11 +203,30 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
             for fit, result in ((fitted, final), (widest, widest_final))
         )
         if not loses_no_more(*spent):
-            fitted, final, factors, rounded = widest, widest_final, _NO_ROWS, {}
+            final, for_targets = _with_nodes(job, widest, widest_final, for_targets)
+            fitted, factors, rounded = widest, _NO_ROWS, {}
             corrections = tuple(
                 replace(report, applied=False, reason=WORSE) for report in corrections
             )
     return Chosen(fitted, final, factors, rounded, corrections, budget, for_targets)
+
+
+def _nodes_for_targets(job: Job, fitted: Fit) -> FloatNodes | None:
+    on_progress = _share(job.report, "look for nodes to keep in float")
+    return keep_best(fitted, job.options.keep_float, job.options.most_float, on_progress)
+
+
+def _with_nodes(
+    job: Job, widest: Fit, final: FinalFit, for_targets: FloatNodes | None
+) -> tuple[FinalFit, FloatNodes | None]:
+    """Return the widest ranges and the nodes in floating point: those that were chosen for other
+    ranges, or their own, where an output misses its target with these."""
+    spent = final.noise.judged(final.ranges, final.keep_float).target_spent
+    if not job.options.keeps or spent <= 1.0:
+        return final, for_targets
+    for_targets = _nodes_for_targets(job, widest)
+    nodes = frozenset() if for_targets is None else for_targets.nodes
+    return final_fit(widest, job.options.keep_float | nodes), for_targets
 
 
 def _further(fitted: Fit, before: FinalFit, for_targets: FloatNodes | None, after: FinalFit) -> str:
