@@ -144,6 +144,7 @@ class Agent:
         self._stats_due_s = 0.0
         self._dev_warning = DEV_WARNING if config.dev else ""
         self._unfitted: Reported | None = None  # as it was gathered last
+        self._fitted: Reported  # within its limits
         self._newest = self._reported()
 
     def _new_updater(self, config: AgentConfig) -> Updater:

@@ -13,15 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from types import SimpleNamespace
+from typing import cast, get_args
 
 import msgspec
 import pytest
 from deploy_fixtures import deploy
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
-from device.agent.agent import HANDLERS, IDLE_WAIT_S, Event, _Stop
+from device.agent.agent import HANDLERS, IDLE_WAIT_S, Agent, Event, _Stop
 from device.agent.config import load_agent_config
+from device.agent.figures import Latest
 from device.agent.pipeline_process import (
     MAX_RESTARTS,
     PIPELINE,
@@ -44,6 +46,7 @@ from device.protocol.documents import (
 from device.protocol.messages import Result
 from device.protocol.mqtt import Link, LinkSettings, LinkUp, queue_putter
 from device.protocol.topics import Topics
+from device.update.trial import Environment
 from toolkit.fleet.transports.device_deployment import DeployProgress, DeployResult
 
 TOPICS = Topics(DEVICE)
@@ -120,7 +123,10 @@ def test_a_signal_that_does_not_end_the_wait_ends_the_agent(
 
 def wakes(pid: int) -> int:
     """How often the threads of a process have waited."""
-    statuses = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    statuses = []
+    for path in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            statuses.append(path.read_text())
     return sum(int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", s, re.M)[0]) for s in statuses)
 
 
@@ -134,6 +140,24 @@ def test_an_agent_without_a_release_sleeps(broker: Mosquitto, board: AgentBox) -
         time.sleep(3 * IDLE_WAIT_S)
         # Three for its own state; a look at the connection each second would add 9.
         assert 0 < wakes(board.process.pid) - before <= 8
+
+
+@pytest.mark.parametrize(("on_trial", "looks"), [(True, [7.0]), (False, [])])
+def test_sensors_are_read_for_a_trial_alone(on_trial: bool, looks: list[float]) -> None:
+    read_at_s: list[float] = []
+
+    def latest(now_s: float) -> Latest:
+        read_at_s.append(now_s)
+        return Latest(latency_p95_ms=5.0, temperature_c=60.0)
+
+    agent = SimpleNamespace(
+        _figures=SimpleNamespace(latest=latest),
+        _updater=SimpleNamespace(on_trial=on_trial),
+        _connection=SimpleNamespace(online=True),
+    )
+    environment = Agent._environment(cast("Agent", agent), 7.0)
+    assert read_at_s == looks
+    assert environment == (Environment(True, 5.0, 60.0) if on_trial else Environment(True))
 
 
 def test_a_stale_will_is_answered(

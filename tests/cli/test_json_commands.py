@@ -162,7 +162,7 @@ ROWS = {
 }
 
 
-# What loads libraries, and what writes its result past `sys.stdout`. The quick ones load them all.
+# What loads libraries, and what writes its result past `sys.stdout`. The quick ones load most.
 QUICK_PROCESSES = ("plan", "build", "run")
 SLOW_PROCESSES = ("infer", "bench", "record", "doctor")
 
@@ -269,7 +269,7 @@ def test_standard_output_is_json_whatever_libraries_say(folder: Path, name: str)
 
 
 def check_json(
-    folder: Path, name: str, execute: "Callable[..., subprocess.CompletedProcess[str]]"
+    folder: Path, name: str, execute: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
     expected = ROWS[name]
     done = execute(folder, "-v", *expected.words, "--json")
@@ -280,13 +280,7 @@ def check_json(
         assert "error: " in done.stderr.lower()
         return
     value = parsed(done.stdout)
-    if execute is run and name in (
-        "plan",
-        "build",
-        "infer",
-        "bench",
-        "run",
-    ):  # libraries were there, and said so
+    if execute is run and name in {*QUICK_PROCESSES, "infer", "bench"}:  # libraries said so
         for text in ("numpy says hello", "welcome to numpy", "FutureWarning: numpy will change"):
             assert text in done.stderr
     if expected.status and isinstance(value, dict):

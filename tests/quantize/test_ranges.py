@@ -102,8 +102,6 @@ def test_auto_judges_on_samples_that_its_ranges_did_not_see(
         assert result.auto.gain_db[result.auto.start] >= 0
         gains_db.append(result.auto.gain_db["minmax"])
         assert set(result.table.methods.values()) <= set(AUTO_METHODS)
-        if gains_db[-1] > 0:
-            break
     assert max(gains_db, default=0.0) > 0  # 1 to 13 dB; one network in forty has none
 
 

@@ -263,7 +263,7 @@ def test_an_item_that_hangs_is_ended_and_the_step_too(
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
 )
 def test_a_selftest_that_is_ended_leaves_the_report_of_what_was_done(
     kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

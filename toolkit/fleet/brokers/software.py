@@ -142,16 +142,16 @@ def write_broker(
 
 
 def why_connected(
-    files: BrokerFiles, settings: LinkSettings, device: str, *, reloaded: bool
+    files: BrokerFiles, settings: LinkSettings, device: str, *, broker_told: bool
 ) -> str:
     """End the rights and connections that a revoked device has; return why they are not ended.
 
-    `settings`: how to connect with the server's certificate. `reloaded`: what `reload` returned.
+    `settings`: how to connect with the server's certificate. `broker_told`: what `reload` returned.
     """
     end = SOFTWARE[files.software].disconnect
     if end is not None:
         return end(settings, device)
-    return "" if reloaded else "the broker runs elsewhere"
+    return "" if broker_told else "the broker runs elsewhere"
 
 
 def why_not_readmitted(

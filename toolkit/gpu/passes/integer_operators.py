@@ -165,11 +165,13 @@ def _broadcast(builder: NetworkBuilder, op: Operation, name: str, shape: Shape) 
     if name in builder.constants:
         values = along(builder, op, name, shape).astype(np.float32)
         return builder.constant(f"{name} (along {op.outputs[0]})", values)
-    size, axis = builder.shapes[name], op.integer("axis", 1) % max(len(shape), 1)
+    scale_shape, axis = builder.shapes[name], op.integer("axis", 1) % max(len(shape), 1)
     if builder.dtypes[name] != "float32":
-        name = builder.add_new(op, "Cast", (name,), size, "float32", attributes={"to": _FLOAT})
-    if len(size) == 0 or size == (1,):
+        name = builder.add_new(
+            op, "Cast", (name,), scale_shape, "float32", attributes={"to": _FLOAT}
+        )
+    if len(scale_shape) == 0 or scale_shape == (1,):
         return name
-    along_axis = tuple(size[0] if at == axis else 1 for at in range(len(shape)))
+    along_axis = tuple(scale_shape[0] if at == axis else 1 for at in range(len(shape)))
     sizes = builder.constant(f"{name} (shape)", np.array(along_axis, np.int64))
     return builder.add_new(op, "Reshape", (name, sizes), along_axis, "float32")

@@ -79,9 +79,9 @@ class StepGraph:
         rests[self.end] = Rest(array("d", [0.0]), array("d", [0.0]))
         for node in reversed(self.nodes):
             ways = sorted(
-                (gpu + on_gpu, alone + on_gpu - minus_time)
+                (gpu + on_gpu, alone + on_gpu - minus_us)
                 for alone, on_gpu, to, *_ in self.steps[node]
-                for gpu, minus_time in zip(*rests[to], strict=True)
+                for gpu, minus_us in zip(*rests[to], strict=True)
             )
             if node != self.end:
                 rests[node] = _best(ways)

@@ -80,7 +80,7 @@ def revoke(options: Revoke) -> None:
     broker = broker_files(folder)
     settings = _as_server(folder, "revoke")
     result = certificates.revoke_device(_authority(folder), device, broker)
-    why = why_connected(broker, settings, device, reloaded=result.broker_told)
+    why = why_connected(broker, settings, device, broker_told=result.broker_told)
     if options.as_json:
         row = {
             "device": device,
