@@ -358,7 +358,8 @@ def dask(folder: Path, count: int) -> Iterator[tuple[str, list["subprocess.Popen
         assert scheduler.stderr is not None
         lines = iter(scheduler.stderr.readline, "")
         address = next(match[0] for line in lines if (match := re.search(r"tcp://[\d.:]+", line)))
-        threading.Thread(target=lambda: list(lines), daemon=True).start()
+        drain = threading.Thread(target=lambda: deque(lines, maxlen=0), daemon=True)
+        drain.start()
         try:
             worker = [sys.executable, "-m", f"{DASK}worker", address, "--no-nanny"]
             workers += [
@@ -376,6 +377,7 @@ def dask(folder: Path, count: int) -> Iterator[tuple[str, list["subprocess.Popen
                 process.kill()
                 process.wait()
             scheduler.terminate()
+            drain.join()  # before its pipe is closed
 
 
 def stand_still(process: "subprocess.Popen[bytes]") -> None:
