@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from model_fixtures import small_convnet
 from PIL import Image
+from video_fixtures import write_video
 
 from calibration.arrays import Sample
 from calibration.errors import CalibrationError
@@ -332,12 +333,16 @@ def test_a_file_that_changes_while_its_shard_runs_is_named(
         shards.observe_shard(*last)
 
 
-def changing(path: Path) -> Callable[..., Any]:
+def double(path: Path) -> None:
+    np.save(path, np.load(path) * 2.0)
+
+
+def changing(path: Path, change: Callable[[Path], object] = double) -> Callable[..., Any]:
     """An `observe_run` after which a file has other samples."""
 
     def observe_run(*arguments: Any, **options: Any) -> Any:
         observation = observe.observe_run(*arguments, **options)
-        np.save(path, np.load(path) * 2.0)
+        change(path)
         return observation
 
     return observe_run
@@ -359,6 +364,33 @@ def test_a_file_that_changes_while_a_shard_of_this_process_runs_is_named(
     request = CalibrateRequest(model, arrays, options=PLAIN, accept_loss=True)
     with pytest.raises(CalibrationError, match=r"5\.npy was changed while samples \d+ to 54 ran"):
         measure_shard(request, 1, 2, lambda step, share: None)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_video_that_changes_while_its_shard_runs_is_named(
+    model: Path,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    replaced: bool,  # by a file of the same size, or written to
+) -> None:
+    frames = list(rng.integers(0, 255, (50, 32, 32, 3), dtype=np.uint8))
+    video = write_video(tmp_path / "v.mp4", frames)
+
+    def replace_it(path: Path) -> None:
+        copy = path.with_suffix(".new")
+        copy.write_bytes(path.read_bytes())
+        copy.replace(path)
+
+    def append_to_it(path: Path) -> None:
+        with path.open("ab") as file:
+            file.write(b"more")
+
+    change = replace_it if replaced else append_to_it
+    monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
+    monkeypatch.setattr(shards, "observe_run", changing(video, change))
+    with threads(1) as workers, pytest.raises(CalibrationError, match=r"v\.mp4 was changed"):
+        measured(model, video, replace(PLAIN, workers=workers))
 
 
 def test_an_entry_that_is_no_such_shard_is_made_again(
