@@ -192,8 +192,8 @@ def test_two_builds_in_two_processes_give_the_same_bytes(
     words = ["build", str(model), "--profile", "agx-orin-64gb", "--data", str(tmp_path), "-o"]
     done = CliRunner().invoke(command_line, [*words, str(here)])
     assert done.exit_code == 0, done.output
-    other = next(seed for seed in ("1", "2") if seed != os.environ.get("PYTHONHASHSEED"))
-    environment = {**os.environ, "PYTHONHASHSEED": other}
+    other_seed = next(seed for seed in ("1", "2") if seed != os.environ.get("PYTHONHASHSEED"))
+    environment = {**os.environ, "PYTHONHASHSEED": other_seed}
     command = [sys.executable, "-m", "toolkit.cli", *words, str(there)]
     subprocess.run(command, check=True, env=environment, capture_output=True)
     assert here.read_bytes() == there.read_bytes()
