@@ -209,8 +209,8 @@ def places(trt: ModuleType, built: Built) -> list[str]:
     runtime = trt.Runtime(make_logger(trt, []))
     runtime.DLA_core = 0
     inspector = runtime.deserialize_cuda_engine(built.plan).create_engine_inspector()
-    told = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
-    return [row["LayerType"] for row in told["Layers"]]
+    information = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    return [row["LayerType"] for row in information["Layers"]]
 
 
 def test_a_layer_is_asked_before_the_build(trt: ModuleType, tmp_path: Path) -> None:

@@ -110,11 +110,11 @@ def test_a_node_of_a_model_is_read_as_the_node_of_the_case() -> None:
         (node,) = (layer for layer in layers_of(model) if layer.name == "node")
         build = build_of(dla, tensorrt, precision)
         # ONNX may infer another shape than the case has.
-        told, alone = (
+        problems, alone = (
             double.problems(node, build),
             double.problems(layer_of(onnx_view(model)), build),
         )
-        assert bool(told) == bool(alone), (rule, side, told, alone)
+        assert bool(problems) == bool(alone), (rule, side, problems, alone)
         read += 1
     assert read > 150
 

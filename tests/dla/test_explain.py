@@ -49,14 +49,14 @@ def test_every_rule_of_the_operator_has_one_line_that_says_why(case):
 
 def test_a_value_is_told_even_where_the_rule_passes():
     view = conv((1, 64, 40, 56), 128, (5, 3), strides=[2, 1], group=4)
-    told = {row.rule: row.actual for row in explain_node(view, V2, "10.3", "int8").lines}
-    assert told["conv.kernel"] == "kernel 5x3"
-    assert told["conv.stride"] == "strides 2x1"
-    assert told["conv.channels"] == "64 input channels"
-    assert told["conv.maps"] == "128 output maps"
-    assert told["conv.groups"] == "4 groups"
+    actual_by_rule = {row.rule: row.actual for row in explain_node(view, V2, "10.3", "int8").lines}
+    assert actual_by_rule["conv.kernel"] == "kernel 5x3"
+    assert actual_by_rule["conv.stride"] == "strides 2x1"
+    assert actual_by_rule["conv.channels"] == "64 input channels"
+    assert actual_by_rule["conv.maps"] == "128 output maps"
+    assert actual_by_rule["conv.groups"] == "4 groups"
     # 64 x 5 x 3 bytes are one bank; 2 entries of 32 channels x 56 / 4 = 28, 5 lines: 140 of 256.
-    assert told["conv.cbuf-int8"] == "1 weight and 1 data banks"
+    assert actual_by_rule["conv.cbuf-int8"] == "1 weight and 1 data banks"
 
 
 def test_the_largest_of_many_values_is_told():

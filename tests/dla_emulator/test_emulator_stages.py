@@ -86,7 +86,7 @@ def test_up_to_clip_16_the_accumulator_rounds_once(total: int, clip: int) -> Non
     x=signed(32),
     operation=st.sampled_from([None, *OPERATIONS]),
     operand=signed(16),
-    left=SHIFTS,
+    left_shift=SHIFTS,
     multiplier=st.one_of(st.none(), signed(16)),
     shift=SHIFTS,
     relu=st.booleans(),
@@ -95,14 +95,14 @@ def test_stage_x(
     x: int,
     operation: str | None,
     operand: int,
-    left: int,
+    left_shift: int,
     multiplier: int | None,
     shift: int,
     relu: bool,
 ) -> None:
-    value = x if operation is None else OPERATIONS[operation](x, sat(operand << left, 32))
+    value = x if operation is None else OPERATIONS[operation](x, sat(operand << left_shift, 32))
     value = sat(rha(value * (1 if multiplier is None else multiplier), shift), 32)
-    stage = StageX(operation, operand, left, multiplier, shift, relu=relu)
+    stage = StageX(operation, operand, left_shift, multiplier, shift, relu=relu)
     assert int(output_stages.run_x(x, stage)) == (max(0, value) if relu else value)
 
 
