@@ -44,7 +44,7 @@ def event(number: int, size: int = 10) -> CloudEvent:
     return CloudEvent(id=str(number), source=SOURCE, type="t", time="now", data=data)
 
 
-def told(before: Reported | None, now: Reported) -> list[str]:
+def event_types(before: Reported | None, now: Reported) -> list[str]:
     return [one.event.type for one in events_of(before, now, source=SOURCE, at="now")]
 
 
@@ -63,7 +63,7 @@ def told(before: Reported | None, now: Reported) -> list[str]:
     ],
 )
 def test_what_a_report_tells(before: Reported | None, now: Reported, types: list[str]) -> None:
-    assert told(before, now) == types
+    assert event_types(before, now) == types
 
 
 def test_the_end_of_an_update_is_the_same_event_after_a_restart() -> None:

@@ -106,7 +106,7 @@ class Bench:
         """Take events until something is so."""
         end_s = time.monotonic() + 6 * WAIT_S
         while not condition():
-            assert time.monotonic() < end_s, self.told
+            assert time.monotonic() < end_s, self.reported
             assert not self.advance(busy=busy)
             try:
                 event = self.events.get(timeout=0.1)
@@ -118,14 +118,14 @@ class Bench:
                 assert self.update.on_source(event, time.monotonic())
 
     @property
-    def told(self) -> Update:
+    def reported(self) -> Update:
         update = self.update.update
         assert update is not None
         return update
 
     @property
     def phase(self) -> str:
-        return self.told.phase
+        return self.reported.phase
 
 
 def release_in(
@@ -149,16 +149,16 @@ def test_a_release_is_fetched_and_made_an_environment_and_tried_in_its_window(
     desired = release_in(tmp_path, policy=policy)
     bench = Bench(tmp_path)
     bench.update.on_desired(desired, TRUSTED)
-    bench.until(lambda: bench.told.phase == "postponed", busy=True)
-    assert "a release is on trial" in bench.told.reason
-    bench.until(lambda: "maintenance window" in bench.told.reason)
+    bench.until(lambda: bench.reported.phase == "postponed", busy=True)
+    assert "a release is on trial" in bench.reported.reason
+    bench.until(lambda: "maintenance window" in bench.reported.reason)
     bench.hour = 3
     assert bench.advance()
     name = av.environment_name("2.0", desired.release.blob.sha256)
     noted = av.read_versions(bench.state_dir)
     assert (noted.trial, noted.needs_mqtt, noted.needs_pipeline) == (name, True, False)
     assert noted.request == desired.request
-    assert (bench.told.phase, bench.told.request) == ("trial", desired.request)
+    assert (bench.reported.phase, bench.reported.request) == ("trial", desired.request)
     assert bench.update.report.trial == name
     assert not bench.advance()  # once is enough
 
@@ -173,18 +173,18 @@ def test_a_release_is_fetched_and_made_an_environment_and_tried_in_its_window(
     new.hour = 3
     assert new.advance()
     assert not new.advance()
-    assert (new.told.phase, new.told.request) == ("trial", "u")  # it still runs
+    assert (new.reported.phase, new.reported.request) == ("trial", "u")  # it still runs
     assert av.read_versions(new.state_dir) == AgentVersions(request=desired.request)
 
     old = Bench(tmp_path)
     old.update.on_desired(msgspec.structs.replace(desired, leave=True, request="u"), TRUSTED)
-    assert (old.told.phase, old.told.request) == ("live", "u")
+    assert (old.reported.phase, old.reported.request) == ("live", "u")
 
 
 def waiting(bench: Bench, desired: Desired) -> Path:
     """The environment of a release that is installed and waits for its window."""
     bench.update.on_desired(desired, TRUSTED)
-    bench.until(lambda: "maintenance window" in bench.told.reason)
+    bench.until(lambda: "maintenance window" in bench.reported.reason)
     folder = bench.state_dir / av.FOLDER
     return folder / av.environment_name(desired.release.version, desired.release.blob.sha256)
 
@@ -203,12 +203,12 @@ def test_what_is_installed_is_fetched_once(tmp_path: Path) -> None:
         each.update.on_desired(renewed, Unverified(reason="it is checked"))
         each.hour = 3
         assert not each.advance()
-        assert (each.told.phase, each.told.reason) == ("verifying", "it is checked")
+        assert (each.reported.phase, each.reported.reason) == ("verifying", "it is checked")
         each.hour = 12
         each.update.on_desired(renewed, TRUSTED)
         assert not each.advance()
-        assert each.told.phase == "postponed"
-        assert "maintenance window" in each.told.reason
+        assert each.reported.phase == "postponed"
+        assert "maintenance window" in each.reported.reason
     each.hour = 3
     assert each.advance()
     assert av.read_versions(bench.state_dir).trial == environment.name
@@ -218,12 +218,12 @@ def test_an_installation_goes_on_while_a_renewed_document_is_checked(tmp_path: P
     desired = release_in(tmp_path, policy=NIGHT)
     bench = Bench(tmp_path)
     bench.update.on_desired(desired, TRUSTED)
-    bench.until(lambda: bench.told.phase == "staging")
+    bench.until(lambda: bench.reported.phase == "staging")
     bench.update.on_desired(desired, Unverified())
     assert bench.phase == "verifying"
     bench.update.on_desired(desired, TRUSTED)
     assert bench.phase == "staging"
-    bench.until(lambda: bench.told.phase == "postponed")
+    bench.until(lambda: bench.reported.phase == "postponed")
 
 
 def test_a_superseded_release_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_superseded_release_leaves_nothing_on_the_disk(tmp_path: Path) -> None
     assert not two.exists()
 
     again.update.on_desired(first, TRUSTED)
-    again.until(lambda: again.told.phase == "staging")
+    again.until(lambda: again.reported.phase == "staging")
     assert [path.suffix for path in download.iterdir()] != []
     again.update.on_desired(msgspec.structs.replace(first, leave=True, request="u"), TRUSTED)
     assert not download.exists()
@@ -258,15 +258,15 @@ def test_a_release_that_does_not_start_is_refused_once_for_each_request(tmp_path
     desired = release_in(tmp_path, "import a_package_that_is_not_there")
     bench = Bench(tmp_path)
     bench.update.on_desired(desired, TRUSTED)
-    bench.until(lambda: bench.told.phase == "refused")
-    assert "does not start: ModuleNotFoundError" in bench.told.reason
-    assert bench.update.report.reason == bench.told.reason
+    bench.until(lambda: bench.reported.phase == "refused")
+    assert "does not start: ModuleNotFoundError" in bench.reported.reason
+    assert bench.update.report.reason == bench.reported.reason
     assert [path.name for path in (bench.state_dir / av.FOLDER).iterdir()] == [av.FILE]
     again = Bench(tmp_path)  # the agent was started again
     again.update.on_desired(desired, TRUSTED)
-    assert (again.told.phase, again.told.reason) == ("refused", bench.told.reason)
+    assert (again.reported.phase, again.reported.reason) == ("refused", bench.reported.reason)
     again.update.on_desired(msgspec.structs.replace(desired, request="new"), TRUSTED)
-    assert again.told.phase == "downloading"
+    assert again.reported.phase == "downloading"
     again.update.stop()
 
 
@@ -283,9 +283,9 @@ def test_a_version_that_could_verify_no_release_is_refused_where_they_are_signed
     desired = offered(tmp_path, packed(tmp_path, "2.0", HANGS, SIGNED, missing))
     bench = Bench(tmp_path, dev=False)
     bench.update.on_desired(desired, TRUSTED)
-    bench.until(lambda: bench.told.phase == "refused")
-    assert "version 2.0 of the agent cannot import" in bench.told.reason
-    assert f"No module named '{missing}'" in bench.told.reason
+    bench.until(lambda: bench.reported.phase == "refused")
+    assert "version 2.0 of the agent cannot import" in bench.reported.reason
+    assert f"No module named '{missing}'" in bench.reported.reason
     assert [path.name for path in (bench.state_dir / av.FOLDER).iterdir()] == [av.FILE]
 
 
@@ -293,7 +293,7 @@ def test_a_version_with_all_that_verifies_releases_is_tried(tmp_path: Path) -> N
     desired = offered(tmp_path, packed(tmp_path, "2.0", HANGS, SIGNED))
     bench = Bench(tmp_path, dev=False)
     bench.update.on_desired(msgspec.structs.replace(desired, policy=NIGHT), TRUSTED)
-    bench.until(lambda: bench.told.phase == "postponed")
+    bench.until(lambda: bench.reported.phase == "postponed")
 
 
 def test_a_refusal_that_the_disk_does_not_take_holds_until_the_agent_ends(
@@ -307,7 +307,7 @@ def test_a_refusal_that_the_disk_does_not_take_holds_until_the_agent_ends(
     monkeypatch.setattr(av, "write_versions", full)
     bench.trial.refuse(TWO, DESIRED.request, "it does not fit")
     bench.update.on_desired(DESIRED, TRUSTED)
-    assert (bench.told.phase, bench.told.reason) == ("refused", "it does not fit")
+    assert (bench.reported.phase, bench.reported.reason) == ("refused", "it does not fit")
     assert Bench(tmp_path).trial.versions == AgentVersions()
 
 
@@ -326,8 +326,8 @@ def test_a_release_that_nobody_has_is_refused_with_the_reason(tmp_path: Path) ->
         bundle.unlink()
     bench = Bench(tmp_path)
     bench.update.on_desired(desired, TRUSTED)
-    bench.until(lambda: bool(bench.told.reason))
-    assert str(tmp_path) in bench.told.reason
+    bench.until(lambda: bool(bench.reported.reason))
+    assert str(tmp_path) in bench.reported.reason
     bench.update.on_desired(None, TRUSTED)
     assert bench.update.update is None
 

@@ -68,9 +68,9 @@ def test_a_version_that_was_kept_and_never_runs_gives_way_after_three_starts() -
             assert "ended 3 times before it ran" in versions.reason
     assert started == ["b", "b", "b", "a", "a", "a", ""]
     started_again = av.at_start(AgentVersions(current="b", failed_starts=2), bool)[0]
-    for running, left in (("b", 0), ("a", 3), ("", 3)):
+    for running, failed_starts in (("b", 0), ("a", 3), ("", 3)):
         noted = av.while_running(started_again, running, mqtt=False, pipeline=False)
-        assert noted == AgentVersions(current="b", failed_starts=left)
+        assert noted == AgentVersions(current="b", failed_starts=failed_starts)
 
 
 def test_starts_of_the_version_before_count_where_the_current_one_is_gone() -> None:
@@ -94,12 +94,12 @@ def test_a_current_version_that_is_tried_again_and_fails_is_left() -> None:
 @pytest.mark.parametrize("pipeline", [True, False])
 def test_a_trial_is_confirmed_once_what_worked_works(mqtt: bool, pipeline: bool) -> None:
     versions = av.begin_trial(AgentVersions(), "b", TrialTerms(mqtt, pipeline))
-    kept = AgentVersions(current="b")
+    confirmed = AgentVersions(current="b")
     for works_mqtt, works_pipeline, is_kept in (
         (mqtt, pipeline, True), (False, True, not mqtt), (True, False, not pipeline),
     ):  # fmt: skip
         noted = av.while_running(versions, "b", mqtt=works_mqtt, pipeline=works_pipeline)
-        assert noted == (kept if is_kept else versions)
+        assert noted == (confirmed if is_kept else versions)
     assert av.while_running(versions, "", mqtt=True, pipeline=True) == versions
 
 

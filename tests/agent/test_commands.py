@@ -408,36 +408,36 @@ class Told:
 
 
 def test_commands_run_in_the_order_in_which_they_were_given(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    harness = Told(tmp_path)
     second, first = (new_command("restart", counter=n, id=f"c{n}") for n in (2, 1))
-    assert told.take(second, first) == [
+    assert harness.take(second, first) == [
         "c1 executing", "c1 successful", "c2 executing", "c2 successful",
     ]  # fmt: skip
-    assert told.restarts == 2
+    assert harness.restarts == 2
     third = new_command("restart", counter=2, id="c3")
-    assert told.take(third) == ["c3 failed"]
-    assert told.restarts == 2
+    assert harness.take(third) == ["c3 failed"]
+    assert harness.restarts == 2
 
 
 def test_an_operation_that_is_not_allowed_any_more_is_not_offered(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.commands.on_link_up()
-    assert told.capabilities.pop(TOPICS.capability("restart")) == b"{}"
-    assert TOPICS.capability("reboot") in told.capabilities
-    assert set(told.capabilities.values()) == {b""}
+    harness = Told(tmp_path)
+    harness.commands.on_link_up()
+    assert harness.capabilities.pop(TOPICS.capability("restart")) == b"{}"
+    assert TOPICS.capability("reboot") in harness.capabilities
+    assert set(harness.capabilities.values()) == {b""}
 
 
 def test_the_time_for_a_reboot_begins_with_it(tmp_path: Path) -> None:
     """A command may have waited long, for others or for signed metadata."""
-    told = Told(tmp_path, allow=("reboot",))
+    harness = Told(tmp_path, allow=("reboot",))
     command = new_command("reboot", counter=1, id="c1")
-    told.commands.on_message(TOPICS.command("reboot", "c1"), encode(command), 0.0)
+    harness.commands.on_message(TOPICS.command("reboot", "c1"), encode(command), 0.0)
     begun_s = 2 * REBOOT_S
-    told.commands.advance(begun_s)
-    told.commands.advance(begun_s + REBOOT_S - 1.0)
-    assert [state.status for state in told.sent] == ["executing"]
-    told.commands.advance(begun_s + REBOOT_S)
-    assert [state.status for state in told.sent] == ["executing", "failed"]
+    harness.commands.advance(begun_s)
+    harness.commands.advance(begun_s + REBOOT_S - 1.0)
+    assert [state.status for state in harness.sent] == ["executing"]
+    harness.commands.advance(begun_s + REBOOT_S)
+    assert [state.status for state in harness.sent] == ["executing", "failed"]
 
 
 def test_a_child_that_has_ended_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,45 +453,45 @@ def test_a_child_that_has_ended_is_not_killed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_states_wait_for_the_connection(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.online = False
-    assert told.take(new_command("restart", counter=1, id="c1")) == []
-    told.online = True
-    told.commands.advance(2.0)
-    assert [state.status for state in told.sent] == ["successful"]  # the newest of its topic
+    harness = Told(tmp_path)
+    harness.online = False
+    assert harness.take(new_command("restart", counter=1, id="c1")) == []
+    harness.online = True
+    harness.commands.advance(2.0)
+    assert [state.status for state in harness.sent] == ["successful"]  # the newest of its topic
 
 
 def test_a_command_that_is_cleared_before_it_begins_is_not_executed(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    harness = Told(tmp_path)
     command = new_command("restart", id="c1")
     topic = TOPICS.command("restart", "c1")
-    told.commands.on_message(topic, encode(command), 0.0)
-    told.commands.on_message(topic, b"", 0.0)
-    assert told.take() == []
-    assert told.restarts == 0
+    harness.commands.on_message(topic, encode(command), 0.0)
+    harness.commands.on_message(topic, b"", 0.0)
+    assert harness.take() == []
+    assert harness.restarts == 0
 
 
 def test_too_many_commands_at_once_are_refused(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    harness = Told(tmp_path)
     for number in range(MAX_WAITING):
         command = new_command("restart", counter=number + 1, id=f"c{number}")
-        told.commands.on_message(TOPICS.command("restart", command.id), encode(command), 0.0)
+        harness.commands.on_message(TOPICS.command("restart", command.id), encode(command), 0.0)
     late = new_command("restart", counter=99, id="late")
-    told.commands.on_message(TOPICS.command("restart", "late"), encode(late), 0.0)
-    assert [(one.id, one.status) for one in told.sent] == [("late", "failed")]
-    assert "16 commands wait already" in told.sent[0].reason
+    harness.commands.on_message(TOPICS.command("restart", "late"), encode(late), 0.0)
+    assert [(one.id, one.status) for one in harness.sent] == [("late", "failed")]
+    assert "16 commands wait already" in harness.sent[0].reason
 
 
 def test_a_disk_that_takes_nothing_executes_nothing(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    harness = Told(tmp_path)
     shutil.rmtree(tmp_path)
-    assert told.take(new_command("restart", id="c1")) == ["c1 failed"]
-    assert "no command is executed before the disk has recorded it" in told.sent[0].reason
-    assert told.restarts == 0
+    assert harness.take(new_command("restart", id="c1")) == ["c1 failed"]
+    assert "no command is executed before the disk has recorded it" in harness.sent[0].reason
+    assert harness.restarts == 0
 
 
 def test_what_is_no_command_does_nothing(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    harness = Told(tmp_path)
     topic = TOPICS.command("restart", "c1")
     good = encode(new_command("restart", id="c1"))
     rng = random.Random(7)
@@ -499,12 +499,12 @@ def test_what_is_no_command_does_nothing(tmp_path: Path) -> None:
         garbled = bytearray(good)
         for _ in range(rng.randrange(1, 5)):
             garbled[rng.randrange(len(garbled))] = rng.randrange(256)
-        told.commands.on_message(topic, bytes(garbled), 0.0)
-        told.commands.on_message(topic, b"", 0.0)  # those that are still commands
+        harness.commands.on_message(topic, bytes(garbled), 0.0)
+        harness.commands.on_message(topic, b"", 0.0)  # those that are still commands
     moved = encode(new_command("restart", id="c2"))
-    told.commands.on_message(topic, moved, 0.0)  # published at another's place
-    assert told.take() == []
-    assert told.restarts == 0
+    harness.commands.on_message(topic, moved, 0.0)  # published at another's place
+    assert harness.take() == []
+    assert harness.restarts == 0
 
 
 @pytest.mark.parametrize(
@@ -529,11 +529,11 @@ KIT = {
 }  # fmt: skip
 
 
-def give_job(told: Told, command_id: str, **changes: object) -> list[str]:
+def give_job(harness: Told, command_id: str, **changes: object) -> list[str]:
     """Give a job with changed arguments; return what was published of it."""
-    counter = told.commands._journal.taken.counter + 1
+    counter = harness.commands._journal.taken.counter + 1
     arguments = {key: str(value) for key, value in {**KIT, **changes}.items()}
-    return told.take(new_command("job", id=command_id, counter=counter, arguments=arguments))
+    return harness.take(new_command("job", id=command_id, counter=counter, arguments=arguments))
 
 
 @pytest.mark.parametrize(
@@ -565,38 +565,38 @@ def test_a_board_does_jobs_for_a_farm_it_is_in_while_it_does_nothing_else(
     ],
 )  # fmt: skip
 def test_a_job_beyond_its_limits_is_refused(tmp_path: Path, argument: str, value: object) -> None:
-    told = Told(tmp_path, allow=("job",))
-    assert give_job(told, "c1", **{argument: value}) == ["c1 executing", "c1 failed"]
-    assert "the arguments of job are not understood" in told.sent[-1].reason
-    assert not told.sent[-1].refused  # no other board would take it
-    assert not told.requests
+    harness = Told(tmp_path, allow=("job",))
+    assert give_job(harness, "c1", **{argument: value}) == ["c1 executing", "c1 failed"]
+    assert "the arguments of job are not understood" in harness.sent[-1].reason
+    assert not harness.sent[-1].refused  # no other board would take it
+    assert not harness.requests
 
 
 def test_a_job_fetches_its_kit_and_gives_way_to_all_else(tmp_path: Path) -> None:
-    told = Told(tmp_path, allow=("job", "restart"))
-    assert give_job(told, "c1") == ["c1 executing"]
-    assert [(get.sha256, get.index) for get in told.requests] == [(KIT["kit"], True)]
+    harness = Told(tmp_path, allow=("job", "restart"))
+    assert give_job(harness, "c1") == ["c1 executing"]
+    assert [(get.sha256, get.index) for get in harness.requests] == [(KIT["kit"], True)]
     # Another command need not wait for it.
-    counter = told.commands._journal.taken.counter + 1
-    published = told.take(new_command("restart", id="c2", counter=counter))
+    counter = harness.commands._journal.taken.counter + 1
+    published = harness.take(new_command("restart", id="c2", counter=counter))
     assert published == ["c1 failed", "c2 executing", "c2 successful"]
-    assert (told.sent[0].reason, told.sent[0].refused) == (ANOTHER, True)
+    assert (harness.sent[0].reason, harness.sent[0].refused) == (ANOTHER, True)
     # Nor a pipeline that begins, or a release.
-    assert give_job(told, "c3") == ["c3 executing"]
-    told.no_job = "its pipeline is running"
-    assert told.take() == ["c3 failed"]
-    assert give_job(told, "c4") == ["c4 executing", "c4 failed"]
-    told.no_job = ""
+    assert give_job(harness, "c3") == ["c3 executing"]
+    harness.no_job = "its pipeline is running"
+    assert harness.take() == ["c3 failed"]
+    assert give_job(harness, "c4") == ["c4 executing", "c4 failed"]
+    harness.no_job = ""
     # Who gave it takes it back by clearing its topic; nobody waits for an answer.
-    assert give_job(told, "c5") == ["c5 executing"]
-    told.commands.on_message(TOPICS.command("job", "c5"), b"", 2.0)
-    assert not told.commands.job.running
-    assert told.take() == []
+    assert give_job(harness, "c5") == ["c5 executing"]
+    harness.commands.on_message(TOPICS.command("job", "c5"), b"", 2.0)
+    assert not harness.commands.job.running
+    assert harness.take() == []
     assert not list((tmp_path / "farm").iterdir())
     # A job whose child ends without a result has failed: another board need not do better.
-    assert give_job(told, "c6") == ["c6 executing"]
-    told.commands.on_event(TaskEnded("c6", None, "it held 9000 MiB"), 3.0)
-    assert (told.sent[-1].reason, told.sent[-1].refused) == ("it held 9000 MiB", False)
+    assert give_job(harness, "c6") == ["c6 executing"]
+    harness.commands.on_event(TaskEnded("c6", None, "it held 9000 MiB"), 3.0)
+    assert (harness.sent[-1].reason, harness.sent[-1].refused) == ("it held 9000 MiB", False)
 
 
 def test_nothing_is_left_on_the_disk_of_a_job_that_was_killed(

@@ -120,8 +120,8 @@ def test_kernel_takes_a_pipeline_before_the_agent() -> None:
     done = subprocess.run(
         guarded(("cat", "/proc/self/oom_score_adj")), capture_output=True, text=True, check=True
     )
-    own = int(Path("/proc/self/oom_score_adj").read_text())
-    assert int(done.stdout) == 500 >= own
+    agent_score = int(Path("/proc/self/oom_score_adj").read_text())
+    assert int(done.stdout) == 500 >= agent_score
 
 
 @pytest.mark.slow

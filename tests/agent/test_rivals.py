@@ -25,10 +25,10 @@ def test_both_of_two_agents_with_one_id_say_so(tmp_path: Path, broker: Mosquitto
         try:
             for box in boxes:
                 box.start()
-            told: set[bool] = set()
-            while told != {True, False}:
+            warned_dev: set[bool] = set()
+            while warned_dev != {True, False}:
                 assert watcher.take(PATIENCE_S), [box.log() for box in boxes]
-                told = {r.dev for r in watcher.seen.reports if SENTENCE in r.warning}
+                warned_dev = {r.dev for r in watcher.seen.reports if SENTENCE in r.warning}
             assert all(SENTENCE in box.log() for box in boxes)
         finally:
             for box in boxes:

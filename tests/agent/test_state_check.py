@@ -20,7 +20,7 @@ from device.update.slots import SlotState
 from device.update.state_folder import disk_problem
 
 
-def told(check: StateCheck, state: SlotState) -> tuple[str, ...]:
+def problems_of(check: StateCheck, state: SlotState) -> tuple[str, ...]:
     """Return the problems once the slots were read."""
     others = set(threading.enumerate())
     check.advance(time.monotonic(), state)
@@ -66,10 +66,10 @@ def test_a_damaged_slot_is_told(
     if not good:
         state = slots.stage(state, bundle_of(tmp_path, "1")[1])
     check = StateCheck(store)
-    assert told(check, state) == ()
+    assert problems_of(check, state) == ()
     damage(store.slot_folder(slot) / file)
-    assert told(check, state) == ()  # not looked at again yet
-    (problem,) = told(StateCheck(store), state)
+    assert problems_of(check, state) == ()  # not looked at again yet
+    (problem,) = problems_of(StateCheck(store), state)
     assert problem.startswith(f"slot {slot} with good ")
     assert expected in problem
     store.close()
@@ -79,14 +79,16 @@ def test_damage_is_told_until_the_next_release_takes_the_slot(tmp_path: Path) ->
     store = populated(tmp_path / "state", tmp_path)
     state, check = store.load(), StateCheck(store)
     os.truncate(store.slot_folder("a") / "model.engine", 0)
-    assert len(told(check, state)) == 1
+    assert len(problems_of(check, state)) == 1
     assert check.problems(slots.clear(state)) == ()
     path, release = bundle_of(tmp_path, "3")
     store.populate("a", path, release)
     state = slots.stage(state, release)
     assert check.problems(state) == ()
     os.truncate(store.slot_folder("b") / "model.engine", 0)
-    assert "which runs" in told(check, state)[0]  # what was installed is looked at, with the other
+    assert (
+        "which runs" in problems_of(check, state)[0]
+    )  # what was installed is looked at, with the other
     store.close()
 
 
@@ -97,12 +99,12 @@ def test_a_damaged_slot_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.M
     whole = engine.read_bytes()
     engine.write_bytes(b"x")
     monkeypatch.setattr(state_check, "AGAIN_S", 0.0)
-    assert len(told(check, state)) == 1
+    assert len(problems_of(check, state)) == 1
     engine.write_bytes(whole)
     deadline_s = time.monotonic() + WAIT_S
-    while told(check, state) and time.monotonic() < deadline_s:
+    while problems_of(check, state) and time.monotonic() < deadline_s:
         pass  # a look that began before the file was whole again
-    assert told(check, state) == ()
+    assert problems_of(check, state) == ()
     store.close()
 
 
@@ -124,7 +126,7 @@ def test_a_check_that_waits_ends_with_the_agent(tmp_path: Path) -> None:
     engine.write_bytes(b"x")
     check = StateCheck(store)
     check.stop()
-    assert told(check, store.load()) == ()  # it ended before it had an answer
+    assert problems_of(check, store.load()) == ()  # it ended before it had an answer
     store.close()
 
 
