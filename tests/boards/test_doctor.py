@@ -230,7 +230,7 @@ def test_a_board_without_cudla_gets_the_package_of_its_cuda(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("pmode", "status", "found"),
+    ("pmode", "status", "row_text"),
     [
         ("0000", "ok", "MAXN (0), the fastest of orin-nx-16gb"),
         ("0001", "warning", "10W (1); plans of orin-nx-16gb are for MAXN (0)"),
@@ -238,11 +238,11 @@ def test_a_board_without_cudla_gets_the_package_of_its_cuda(tmp_path: Path) -> N
     ],
 )
 def test_the_power_mode_is_compared_with_the_profile(
-    tmp_path: Path, pmode: str, status: str, found: str
+    tmp_path: Path, pmode: str, status: str, row_text: str
 ) -> None:
     files = {**ORIN_NX, "var/lib/nvpmodel/status": f"pmode:{pmode} fmode:fanNull"}
     row = check("power mode", machine(tmp_path, files=files))
-    assert (row.status, row.found) == (status, found)
+    assert (row.status, row.found) == (status, row_text)
     if pmode == "0001":
         assert "nvpmodel -m 0" in row.fix
         assert "--power-mode 10W" in row.fix
@@ -281,18 +281,18 @@ def test_a_board_without_the_dla_compiler_gets_its_package(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("children", "status", "found"),
+    ("children", "status", "row_text"),
     [
         ({"tensorrt_library": {"version": "10.3.0"}}, "warning", "libnvinfer 10.3.0"),
         ({"tensorrt_library": {"error": "no libnvinfer"}}, "missing", "neither"),
     ],
 )
 def test_tensorrt_without_its_python_module_is_not_enough(
-    tmp_path: Path, children: Mapping[str, Mapping[str, str]], status: str, found: str
+    tmp_path: Path, children: Mapping[str, Mapping[str, str]], status: str, row_text: str
 ) -> None:
     row = check("TensorRT", machine(tmp_path, children=children))
     assert row.status == status
-    assert found in row.found
+    assert row_text in row.found
 
 
 @pytest.mark.parametrize(

@@ -178,11 +178,11 @@ class StopError(Exception):
 
 
 def stop_at(limit_bytes: int) -> Told:
-    def told(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         if progress.received_bytes > limit_bytes:
             raise StopError
 
-    return told
+    return on_progress
 
 
 def test_a_client_that_was_killed_goes_on_at_the_exact_offset(
@@ -221,14 +221,14 @@ def test_a_cable_that_is_pulled_and_plugged_again_loses_nothing(
     server = serve(board, wire)
     pulled = threading.Event()
 
-    def told(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         if progress.received_bytes > MEGABYTE and not pulled.is_set():
             wire.pulled = True
             pulled.set()
             threading.Timer(1.5, lambda: setattr(wire, "pulled", False)).start()
 
     try:
-        send(SerialLine(wire.host, 115200, "console"), bundle, told)
+        send(SerialLine(wire.host, 115200, "console"), bundle, on_progress)
     finally:
         server.stop()
     assert pulled.is_set()
@@ -246,7 +246,7 @@ def test_a_second_client_is_told_to_wait_and_a_port_belongs_to_one_program(
     udp.start()
     refused: list[str] = []
 
-    def told(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         if refused or progress.phase != "sending":
             return
         for line, kind in (
@@ -258,7 +258,7 @@ def test_a_second_client_is_told_to_wait_and_a_port_belongs_to_one_program(
             refused.append(str(error.value))
 
     try:
-        send(SerialLine(wire.host, 115200, "console"), bundle, told)
+        send(SerialLine(wire.host, 115200, "console"), bundle, on_progress)
     finally:
         server.stop()
         udp.stop()

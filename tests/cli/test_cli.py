@@ -205,8 +205,8 @@ def test_malformed_and_useless_options_are_usage_errors(
 
 def options_of(command: click.Command) -> set[str]:
     below = command.commands.values() if isinstance(command, click.Group) else ()
-    own = {option for parameter in command.params for option in parameter.opts}
-    return own.union(*(options_of(one) for one in below))
+    command_options = {option for parameter in command.params for option in parameter.opts}
+    return command_options.union(*(options_of(one) for one in below))
 
 
 @pytest.mark.parametrize(

@@ -144,13 +144,13 @@ def test_search_centres_what_it_finds(browser, engine, folder):
 
 def test_the_panel_tells_reason_shape_precision_and_time(browser, engine, folder):
     opened(browser, folder / "build.html")
-    told = browser.evaluate("""(() => {
+    panel_text = browser.evaluate("""(() => {
       const node = document.querySelectorAll(".node")[1];
       node.dispatchEvent(new PointerEvent("pointermove", {bubbles: true}));
       return document.querySelector(".about").innerText;
     })()""")
     for word in (HOSTILE, "why there", "precision", "FP32", "1x8x16x16", "predicted time"):
-        assert word in told
+        assert word in panel_text
 
 
 def test_buttons_and_wheel_zoom(browser, engine, folder):
@@ -187,8 +187,8 @@ def test_a_click_on_a_head_sorts_numbers_as_numbers(browser, engine, folder):
 
 
 def test_json_stays_alone_on_standard_output(model, folder):
-    told = run("inspect", model, "--html", folder / "json.html", "--json")
-    assert json.loads(told)["macs"] > 0
+    output = run("inspect", model, "--html", folder / "json.html", "--json")
+    assert json.loads(output)["macs"] > 0
 
 
 def test_arrays_have_no_page(folder):
