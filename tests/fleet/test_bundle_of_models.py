@@ -375,9 +375,9 @@ def test_the_policy_holds_for_the_model_that_agrees_least(cascade: Path, tmp_pat
         arrays = {name: file[name] for name in file.files}
     arrays["out_0_0"] = arrays["out_0_0"][..., ::-1]  # another class is the best
     np.savez_compressed(slot / "shade.golden.npz", **arrays)
-    own = ended(lambda check: check.start(slot), [])
-    assert own.result is not None, own.problem
-    assert golden_refusal(own, InstallPolicy()) is None
+    bundle_checks = ended(lambda check: check.start(slot), [])
+    assert bundle_checks.result is not None, bundle_checks.problem
+    assert golden_refusal(bundle_checks, InstallPolicy()) is None
     checks = ended(lambda check: check.start(slot, 0.9), [])
     assert checks.result is not None, checks.problem
     assert (checks.result.worst, checks.result.agreement) == ("shade", 0.5)

@@ -34,15 +34,15 @@ def message(of: Claim, retained: bool = False) -> Message:
     return Message(f"{SERVER_CLAIM}/{of.holder[-8:]}", encode(of), retained)
 
 
-def connected(own: Claim, *retained: Claim) -> CopyGuard:
+def connected(own_claim: Claim, *retained: Claim) -> CopyGuard:
     """The guard of a server whose connection is up at 100 s, and has given back its own claim."""
-    guard = CopyGuard(own, lambda _holder: None)
+    guard = CopyGuard(own_claim, lambda _holder: None)
     guard.connect(100.0)
-    assert guard.advance(100.0) == [(guard.topic, encode(own))]
+    assert guard.advance(100.0) == [(guard.topic, encode(own_claim))]
     for second in retained:
         guard.take(message(second, retained=True), 100.1)
     assert not guard.is_alone
-    guard.take(message(own), 100.2)
+    guard.take(message(own_claim), 100.2)
     return guard
 
 
@@ -171,23 +171,23 @@ def test_a_connection_that_breaks_often_forgets_no_silence(is_live: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("other", "on_this_store"),
+    ("second_claim", "on_this_store"),
     [(claim("a", serves=True), claim("a").holder), (claim("a", fleet="g", serves=True), "")],
 )
 def test_servers_on_the_same_store_and_of_other_fleets_are_no_copies(
-    other: Claim, on_this_store: str
+    second_claim: Claim, on_this_store: str
 ) -> None:
     ends = {on_this_store: 105.0}
     guard = CopyGuard(claim("b"), ends.get)
     guard.connect(100.0)
-    guard.take(message(other, retained=True), 100.1)
+    guard.take(message(second_claim, retained=True), 100.1)
     guard.take(message(claim("b")), 100.2)
     ends[on_this_store] = 106.7  # renewed
-    guard.take(message(other), 101.7)
+    guard.take(message(second_claim), 101.7)
     guard.advance(101.8)
     assert guard.is_alone
     ends.clear()  # its lease has ended, and something that it said comes late
-    heard_twice(guard, other)
+    heard_twice(guard, second_claim)
 
 
 def test_a_lease_that_a_copied_store_has_of_before_is_not_believed() -> None:

@@ -109,19 +109,19 @@ def test_a_liar_is_found_by_repeats_and_what_it_measured_is_measured_again() -> 
     state, _ = run(FARM, *events)
     assert [job.board for job in state.running.values()] == ["w"]
     state, _ = step(FARM, state, measured(4)[1], 2.0)
-    told = table(FARM, state)
-    assert told.liars == {"y": pytest.approx(3.0)}
-    assert told.times == {"a": 10.0, "b": 20.0, "c": 1.0}
-    assert told.boards == ("w", "x", "z")
+    measured_table = table(FARM, state)
+    assert measured_table.liars == {"y": pytest.approx(3.0)}
+    assert measured_table.times == {"a": 10.0, "b": 20.0, "c": 1.0}
+    assert measured_table.boards == ("w", "x", "z")
     assert is_over(FARM, state)
 
 
 def test_too_few_boards_measure_without_being_checked_and_the_table_says_so() -> None:
     state, _ = run(FARM, *joined("x"), measured(1))
-    told = table(FARM, state)
+    measured_table = table(FARM, state)
     assert is_over(FARM, state)
-    assert told.verdicts == {"one": "unchecked"}
-    assert told.error == math.inf
+    assert measured_table.verdicts == {"one": "unchecked"}
+    assert measured_table.error == math.inf
     two, _ = run(FARM, *joined("x", "y"), measured(1), measured(2, 3.0))
     assert table(FARM, two).reasons == {"one": "the times of x, y do not agree"}
 
@@ -132,10 +132,10 @@ def test_one_disturbed_time_is_repeated_and_left_out() -> None:
     state, effects = run(FARM, *events)
     assert [effect.board for effect in effects if isinstance(effect, v.Job)] == ["w"]
     state, _ = step(FARM, state, measured(4)[1], 2.0)
-    told = table(FARM, state)
-    assert (told.times["b"], told.rows["b"].boards) == (20.0, ("w", "x", "z"))
-    assert not told.liars
-    assert told.error < 0.01
+    measured_table = table(FARM, state)
+    assert (measured_table.times["b"], measured_table.rows["b"].boards) == (20.0, ("w", "x", "z"))
+    assert not measured_table.liars
+    assert measured_table.error < 0.01
 
 
 @pytest.mark.parametrize(("more", "left_out"), [((), 2), (("w",), 2), (("w", "v"), 0)])
@@ -148,19 +148,19 @@ def test_two_boards_that_lie_together_about_some_keys_pass_none_of_them(
         job = next(iter(state.running.values()))
         times = {key: 1.0 if job.board in "yz" and key in "ab" else 10.0 for key in "abcde"}
         state, _ = step(farm, state, v.Measured(job.number, times), 1.0)
-    told = table(farm, state)
-    assert set(told.times.values()) == {10.0}
-    assert len(told.times) == 5 - left_out
-    assert told.verdicts == {"one": "partly" if left_out else "agreed"}
-    assert bool(told.reasons) == bool(left_out)
+    measured_table = table(farm, state)
+    assert set(measured_table.times.values()) == {10.0}
+    assert len(measured_table.times) == 5 - left_out
+    assert measured_table.verdicts == {"one": "partly" if left_out else "agreed"}
+    assert bool(measured_table.reasons) == bool(left_out)
 
 
 def test_two_boards_that_lie_together_about_most_keys_pass_nothing() -> None:
     events = (*joined("x", "y", "z"), measured(1), measured(2, 0.1), measured(3, 0.1))
-    told = table(FARM, run(FARM, *events)[0])
-    assert not told.rows
-    assert told.verdicts == {"one": "missing"}
-    assert "fewer than 3 of x, y, z agree" in told.reasons["one"]
+    measured_table = table(FARM, run(FARM, *events)[0])
+    assert not measured_table.rows
+    assert measured_table.verdicts == {"one": "missing"}
+    assert "fewer than 3 of x, y, z agree" in measured_table.reasons["one"]
 
 
 @pytest.mark.parametrize("says_so", [True, False])
@@ -170,14 +170,16 @@ def test_a_task_that_kills_its_boards_is_given_up_after_three_and_the_others_go_
     tasks, truth = tactics(30, 5)
     poison = frozenset({tasks[0].name})
     boards = {f"board-{n}": SimulatedBoard(killed_by=poison, says_so=says_so) for n in range(12)}
-    told = Simulation(v.make_farm(tasks, v.Rules(lease_s=120.0)), boards, truth).run()
+    measured_table = Simulation(v.make_farm(tasks, v.Rules(lease_s=120.0)), boards, truth).run()
     reason = "its agent is lost" if says_so else "it gave no answer within 120 s"
-    assert list(told.out.values()) == [reason] * 3
-    assert list(told.reasons) == [tasks[0].name]
-    assert told.reasons[tasks[0].name].startswith("it failed on 3 boards; ")
-    assert told.reasons[tasks[0].name].endswith(reason)
-    assert [name for name, verdict in told.verdicts.items() if verdict != "agreed"] == list(poison)
-    assert told.times.keys() == truth.keys() - tasks[0].keys
+    assert list(measured_table.out.values()) == [reason] * 3
+    assert list(measured_table.reasons) == [tasks[0].name]
+    assert measured_table.reasons[tasks[0].name].startswith("it failed on 3 boards; ")
+    assert measured_table.reasons[tasks[0].name].endswith(reason)
+    assert [
+        name for name, verdict in measured_table.verdicts.items() if verdict != "agreed"
+    ] == list(poison)
+    assert measured_table.times.keys() == truth.keys() - tasks[0].keys
 
 
 def test_a_task_that_has_killed_a_board_waits_for_those_that_have_it() -> None:
@@ -204,16 +206,16 @@ def test_whoever_dies_or_lies_the_table_is_that_of_one_board_within_its_error(
         for n in range(12)
     }
     simulation = Simulation(v.make_farm(tasks, v.Rules(lease_s=120.0)), boards, truth, seed)
-    told = simulation.run()
-    assert set(told.verdicts.values()) == {"agreed"}
-    assert told.times.keys() == truth.keys()
-    assert told.error < 0.2
-    for key, row in told.rows.items():
+    measured_table = simulation.run()
+    assert set(measured_table.verdicts.values()) == {"agreed"}
+    assert measured_table.times.keys() == truth.keys()
+    assert measured_table.error < 0.2
+    for key, row in measured_table.rows.items():
         assert len(row.boards) >= 3
-        assert abs(row.time_us / truth[key] - 1.0) <= told.error
+        assert abs(row.time_us / truth[key] - 1.0) <= measured_table.error
         assert not any(int(board.removeprefix("board-")) in liars for board in row.boards)
     dropped = {
         name for name, board in boards.items() if board.dies_at and board.dies_at <= board.taken
     }
-    assert told.out.keys() == dropped
-    assert all(0.2 < factor < 0.5 or 2.0 < factor < 5.0 for factor in told.liars.values())
+    assert measured_table.out.keys() == dropped
+    assert all(0.2 < factor < 0.5 or 2.0 < factor < 5.0 for factor in measured_table.liars.values())

@@ -562,10 +562,10 @@ def test_two_operators_at_once_lose_no_labels(store: Database, tmp_path: Path) -
     Bench(store, 1)
 
     def label(who: str) -> None:
-        own = open_database("sqlite:///fleet.db", tmp_path)
+        database = open_database("sqlite:///fleet.db", tmp_path)
         for number in range(20):
-            label_device(own, "d0", [f"{who}{number}=x"], who)
-        own.close()
+            label_device(database, "d0", [f"{who}{number}=x"], who)
+        database.close()
 
     with ThreadPoolExecutor(2) as operators:
         list(operators.map(label, ["ana", "ben"]))

@@ -146,8 +146,8 @@ def test_a_device_reads_and_writes_its_own_tree_alone(fleet: FleetBroker) -> Non
             thief.link.publish("fleet/v1/board-1/reported", b"mine", qos=1)
             thief.link.publish("fleet/v1/board-1/evt/end", b"mark", qos=1, wait_s=WAIT_S)
         seen = server.messages("fleet/v1/board-1/evt/end")
-    own = [b"fleet/v1/board-2/desired secret of board-2", b"fleet/v1/board-1/desired its own"]
-    assert seen == [*own, b"fleet/v1/board-1/cmd/end/1 mark", b"fleet/v1/board-1/reported mine"]
+    desired = [b"fleet/v1/board-2/desired secret of board-2", b"fleet/v1/board-1/desired its own"]
+    assert seen == [*desired, b"fleet/v1/board-1/cmd/end/1 mark", b"fleet/v1/board-1/reported mine"]
 
 
 def test_the_operator_does_not_speak_for_a_server(fleet: FleetBroker) -> None:
@@ -189,22 +189,22 @@ def test_who_takes_another_device_s_client_id_gets_nothing_of_that_device(
 ) -> None:
     """MQTT ends the first of two connections with one client id. More does not come of it: the
     rights are those of the certificate, and there is no session that could be inherited."""
-    own, stolen_id = "fleet/v1/board-1/desired", "tandem-agent-board-1"
+    desired_topic, stolen_id = "fleet/v1/board-1/desired", "tandem-agent-board-1"
     with Client(fleet, fleet.tls(SERVER), "fleet/v1/board-1/reported") as server:
         server.wait(LinkUp)
         board = OneConnection(fleet, "board-1", stolen_id, clean=True)  # as an agent connects
         board.flags.get(timeout=WAIT_S)
-        board.client.subscribe(own, 1)
+        board.client.subscribe(desired_topic, 1)
         # The thief asks for the session that the board may have left on the broker.
         thief = OneConnection(fleet, "board-2", stolen_id, clean=False)
         assert not thief.flags.get(timeout=WAIT_S).session_present
         assert board.ended.wait(WAIT_S)  # the harm, which an agent reports
-        for topic in (own, "fleet/v1/board-1/cmd/#", "fleet/v1/board-2/desired"):
+        for topic in (desired_topic, "fleet/v1/board-1/cmd/#", "fleet/v1/board-2/desired"):
             thief.client.subscribe(topic, 1)
         stolen = thief.client.publish("fleet/v1/board-1/reported", b"stolen", qos=1)
         stolen.wait_for_publish(WAIT_S)
         assert stolen.is_published()  # after the subscriptions; the broker drops it without a word
-        server.link.publish(own, b"secret", qos=1, wait_s=WAIT_S)
+        server.link.publish(desired_topic, b"secret", qos=1, wait_s=WAIT_S)
         server.link.publish("fleet/v1/board-2/desired", b"mark", qos=1, wait_s=WAIT_S)
         assert thief.topics.get(timeout=WAIT_S) == "fleet/v1/board-2/desired"
         thief.close()
@@ -566,15 +566,15 @@ def test_a_disk_that_takes_nothing_refuses_a_device_and_leaves_it_expected(
 
 
 def test_the_claim_certificate_asks_for_certificates_and_nothing_else(fleet: FleetBroker) -> None:
-    own = f"fleet/v1/{CLAIM}"
+    claim_tree = f"fleet/v1/{CLAIM}"
     with Client(fleet, fleet.tls(SERVER), "fleet/v1/#") as server:
         server.wait(LinkUp)
         claim = fleet.tls(CLAIM)
-        with Client(fleet, claim, f"{own}/#", "fleet/provision/v1/+/response") as thief:
+        with Client(fleet, claim, f"{claim_tree}/#", "fleet/provision/v1/+/response") as thief:
             thief.wait(LinkUp)
             for topic in ("blob/get", "tuf/get", "reported", "state"):
-                thief.link.publish(f"{own}/{topic}", b"stolen", qos=1, wait_s=WAIT_S)
-            server.link.publish(f"{own}/blob/aa/0", b"a chunk", qos=1)
+                thief.link.publish(f"{claim_tree}/{topic}", b"stolen", qos=1, wait_s=WAIT_S)
+            server.link.publish(f"{claim_tree}/blob/aa/0", b"a chunk", qos=1)
             server.link.publish("fleet/provision/v1/ff/response", b"mark", qos=1)
             assert thief.messages("fleet/provision/v1/ff/response") == []
         server.link.publish("fleet/v1/end", b"mark", qos=1)

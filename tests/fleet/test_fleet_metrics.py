@@ -387,12 +387,12 @@ def test_a_server_says_whether_it_sends_and_what_it_has_heard(
             return series()["tandem_fleet_event_delay_seconds_count"] >= 1
 
         wait_until(is_carried_out, series)
-        told = series()
-        assert told['tandem_fleet_events_total{kind="state"}'] == 1
-        assert told['tandem_fleet_events_total{kind="reported"}'] == 1
-        assert told['tandem_fleet_events_total{kind="unreadable"}'] == 1
-        assert told["tandem_fleet_store_seconds_count"] >= 1
-        assert sum(n for name, n in told.items() if name.startswith("tandem_fleet_devices")) == 1
+        samples = series()
+        assert samples['tandem_fleet_events_total{kind="state"}'] == 1
+        assert samples['tandem_fleet_events_total{kind="reported"}'] == 1
+        assert samples['tandem_fleet_events_total{kind="unreadable"}'] == 1
+        assert samples["tandem_fleet_store_seconds_count"] >= 1
+        assert sum(n for name, n in samples.items() if name.startswith("tandem_fleet_devices")) == 1
     finally:
         stopped.set()
         thread.join(30.0)

@@ -467,17 +467,17 @@ def test_a_device_leaves_the_fleet_and_comes_again_under_its_id(
     assert published == [(topics.desired, b"")]
     assert rollout_views(store)[0].groups[0].phases == {"decommissioned": 1, "live": 2}
     assert control.states[number].status == "finished"
-    told, online = encode(report(counter=9)), encode(StateDocument(state="online", session=1))
+    payload, online = encode(report(counter=9)), encode(StateDocument(state="online", session=1))
     lost = encode(StateDocument(state="lost", session=1))
     stale = (
-        Message(topics.reported, told, True), Message(topics.state, online, True),
+        Message(topics.reported, payload, True), Message(topics.state, online, True),
         Message(topics.state, lost, False),
         Message(topics.beat, encode(Beat(counter=10, at="")), False),
     )  # fmt: skip
     assert hear(*stale) == ["d0", "d1"]
     control = Control(store, "me")  # a restart
     assert hear(*stale) == ["d0", "d1"]
-    assert hear(Message(topics.state, online, False), Message(topics.reported, told, False)) == [
+    assert hear(Message(topics.state, online, False), Message(topics.reported, payload, False)) == [
         "d0", "d1", "d2",
     ]  # fmt: skip
     assert device_view(store, "d2").phase == "sent"
@@ -611,10 +611,10 @@ def write_old_store(url: str, folder: Path, version: int) -> None:
         run("ALTER TABLE devices DROP COLUMN beat")
         run("ALTER TABLE devices DROP COLUMN beat_at")
     run("INSERT INTO settings VALUES ('schema', ?)", version)
-    told = encode(report("a", "live", "ka-1", beat_s=BEAT_S)).decode()
+    reported = encode(report("a", "live", "ka-1", beat_s=BEAT_S)).decode()
     columns = "INSERT INTO devices (id, seen_s, state, reported, labels) VALUES (?, ?, ?, ?, ?)"
     online = encode(StateDocument(state="online", session=1)).decode()
-    run(columns, "d0", 5.0, online, told, '{"group":"canary"}')
+    run(columns, "d0", 5.0, online, reported, '{"group":"canary"}')
     too_long = {str(number): "" for number in range(65)}  # of an agent of before there were limits
     flood = report(facts=DeviceFacts(labels=too_long))
     run(columns, "d1", 6.0, "", encode(flood).decode(), "{}")

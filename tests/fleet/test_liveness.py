@@ -144,33 +144,33 @@ def test_the_counter_rises_over_restarts_and_wrong_clocks(tmp_path: Path) -> Non
         return ReportCounter(path, lambda: clock[0])
 
     first = counter()
-    told = [first.next(), first.next()]
-    assert told[1] == told[0] + 1
+    numbers = [first.next(), first.next()]
+    assert numbers[1] == numbers[0] + 1
     for moment_s in (1_000_000.0, 5.0, 1_000_000.0):  # at once; after a cut without a clock
         clock[0] = moment_s
-        told += [counter().next()]
+        numbers += [counter().next()]
     long = counter()
-    told += [long.next() for _ in range(3)]
+    numbers += [long.next() for _ in range(3)]
     clock[0] += 90_000.0  # a day later
-    told += [long.next()]
-    assert told == sorted(set(told))
+    numbers += [long.next()]
+    assert numbers == sorted(set(numbers))
     path.unlink()  # the state is lost: the clock makes it rise
     clock[0] += 10.0
     lost = counter()
-    assert lost.next() > told[-1]
+    assert lost.next() > numbers[-1]
     path.unlink()
     clock[0] = 5.0
     wrong = counter()
-    assert wrong.next() < told[-1]
+    assert wrong.next() < numbers[-1]
     clock[0] = 1_200_000.0  # and heals it once it is set
-    assert wrong.next() > told[-1]
+    assert wrong.next() > numbers[-1]
 
 
 def test_a_stretch_that_is_used_up_is_followed_by_the_next(tmp_path: Path) -> None:
     counter = ReportCounter(tmp_path / "counter", lambda: 0.0)
-    told = [counter.next() for _ in range(COUNTERS_A_STRETCH + 2)]
-    assert told[-1] - told[0] == COUNTERS_A_STRETCH + 1
-    assert ReportCounter(tmp_path / "counter", lambda: 0.0).next() > told[-1]
+    numbers = [counter.next() for _ in range(COUNTERS_A_STRETCH + 2)]
+    assert numbers[-1] - numbers[0] == COUNTERS_A_STRETCH + 1
+    assert ReportCounter(tmp_path / "counter", lambda: 0.0).next() > numbers[-1]
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "garbage", "huge"])
@@ -264,7 +264,7 @@ def hear(server: FleetServer, control: Control, *events: object) -> None:
     server._round(control, NoLink())
 
 
-def told(counter: int, *, retained: bool = False, phase: str = "idle") -> Message:
+def reported_message(counter: int, *, retained: bool = False, phase: str = "idle") -> Message:
     document = report("a", phase, beat_s=BEAT_S, counter=counter)
     return Message(TOPICS.reported, encode(document), retained)
 
@@ -272,34 +272,34 @@ def told(counter: int, *, retained: bool = False, phase: str = "idle") -> Messag
 def test_what_is_retained_is_known_and_not_heard(store: Database, tmp_path: Path) -> None:
     server, control = served(store, tmp_path)
     online = encode(StateDocument(state="online", session=1))
-    hear(server, control, Message(TOPICS.state, online, True), told(5, retained=True))
+    hear(server, control, Message(TOPICS.state, online, True), reported_message(5, retained=True))
     row = control.devices["d0"]
     assert (row.reported.counter, row.state.state, row.heard_s) == (5, "online", 0.0)
     (view,) = list(device_views(store))
     assert (view.state, view.last_heard, view.age_s) == ("unknown", "", None)
     before_s = time.time()
-    hear(server, control, told(6))
+    hear(server, control, reported_message(6))
     assert before_s <= control.devices["d0"].heard_s <= time.time()
     assert next(device_views(store)).state == "online"
 
 
 def test_a_restart_of_the_server_renews_nothing(store: Database, tmp_path: Path) -> None:
     server, control = served(store, tmp_path)
-    hear(server, control, told(5))
+    hear(server, control, reported_message(5))
     heard_s = control.devices["d0"].heard_s
     server, control = served(store, tmp_path)
-    hear(server, control, told(5, retained=True))
+    hear(server, control, reported_message(5, retained=True))
     assert control.devices["d0"].heard_s == heard_s == all_devices(store)[0].heard_s
 
 
 @pytest.mark.parametrize(
     ("message", "is_heard"),
     [
-        (told(6), True),
-        (told(5), False),  # the same once more
-        (told(4, phase="live"), False),  # an old one
-        (told(0, phase="live"), False),  # of before its agent counted
-        (told(4, phase="live", retained=True), False),
+        (reported_message(6), True),
+        (reported_message(5), False),  # the same once more
+        (reported_message(4, phase="live"), False),  # an old one
+        (reported_message(0, phase="live"), False),  # of before its agent counted
+        (reported_message(4, phase="live", retained=True), False),
         (Message(TOPICS.beat, encode(Beat(counter=8))), True),
         (Message(TOPICS.beat, encode(Beat(counter=7))), False),
         (Message(TOPICS.beat, encode(Beat(counter=6))), False),
@@ -312,7 +312,12 @@ def test_only_what_was_never_said_before_is_heard(
     store: Database, tmp_path: Path, message: Message, is_heard: bool
 ) -> None:
     server, control = served(store, tmp_path)
-    hear(server, control, told(5), Message(TOPICS.beat, encode(Beat(counter=7, at="then"))))
+    hear(
+        server,
+        control,
+        reported_message(5),
+        Message(TOPICS.beat, encode(Beat(counter=7, at="then"))),
+    )
     before = replace(control.devices["d0"], heard_s=1.0)
     control.devices["d0"] = before
     hear(server, control, message)
@@ -336,7 +341,7 @@ def test_neither_old_beats_nor_wills_are_words_of_the_device(
     store: Database, tmp_path: Path, message: Message, is_heard: bool
 ) -> None:
     server, control = served(store, tmp_path)
-    hear(server, control, told(10))
+    hear(server, control, reported_message(10))
     control.devices["d0"] = replace(control.devices["d0"], heard_s=1.0)
     hear(server, control, message)
     assert (control.devices["d0"].heard_s > 1.0) == is_heard
@@ -350,7 +355,7 @@ def test_a_flood_of_one_device_does_not_hide_that_others_are_silent(
     monkeypatch.setattr(server, "_take", lambda event, _control: server._events.put(event))
     before = server._watch.ear
     for _ in range(5):  # the queue is never empty
-        hear(server, control, told(1))
+        hear(server, control, reported_message(1))
     assert server._events
     assert server._watch.ear.since_s == before.since_s
     assert server._watch.ear.until_s > before.until_s
@@ -358,7 +363,7 @@ def test_a_flood_of_one_device_does_not_hide_that_others_are_silent(
 
 def test_beats_are_kept_with_the_lease_and_cost_no_round(store: Database, tmp_path: Path) -> None:
     server, control = served(store, tmp_path)
-    hear(server, control, told(5))
+    hear(server, control, reported_message(5))
     device = all_devices(store)[0]
     hear(server, control, Message(TOPICS.beat, encode(Beat(counter=9))))
     assert all_devices(store)[0] == device  # no transaction of its own
@@ -397,7 +402,7 @@ def test_a_server_reads_the_documents_of_those_it_hears_alone(
 
 def test_a_silent_device_is_no_live_one_until_it_is_heard(store: Database, tmp_path: Path) -> None:
     server, control = served(store, tmp_path)
-    hear(server, control, told(5))
+    hear(server, control, reported_message(5))
     spec = v.RolloutSpec(key="k", release=release("a"), groups=("rest",), timeout_s=1000.0)
     number = start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
     hear(server, control)

@@ -100,41 +100,41 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def test_a_device_keeps_to_its_own_tree_and_its_will_is_said(node: Node) -> None:
-    own = "fleet/v1/board-1"
+    tree = "fleet/v1/board-1"
     with ExitStack() as stack:
         server = node.connect(stack, "server", SERVER, "fleet/v1/+/reported", "fleet/v1/+/state")
         assert server.wait(LinkUp).mqtt_version == "3.1.1"
-        assert server.link.publish(f"{own}/desired", b"do", qos=1, retain=True, wait_s=WAIT_S)
+        assert server.link.publish(f"{tree}/desired", b"do", qos=1, retain=True, wait_s=WAIT_S)
         device = node.connect(
-            stack, "tandem-agent-board-1", "board-1", f"{own}/desired", will=f"{own}/state"
+            stack, "tandem-agent-board-1", "board-1", f"{tree}/desired", will=f"{tree}/state"
         )
         device.wait(LinkUp)
-        assert device.wait(Message) == Message(f"{own}/desired", b"do", retained=True)
+        assert device.wait(Message) == Message(f"{tree}/desired", b"do", retained=True)
         device.link.publish("fleet/v1/board-2/reported", b"stolen", qos=1, wait_s=5.0)
-        device.link.publish(f"{own}/reported", b"mine", qos=1, retain=True, wait_s=WAIT_S)
-        assert server.wait(Message) == Message(f"{own}/reported", b"mine")
+        device.link.publish(f"{tree}/reported", b"mine", qos=1, retain=True, wait_s=WAIT_S)
+        assert server.wait(Message) == Message(f"{tree}/reported", b"mine")
         device.link._current._client.socket().close()
-        assert server.wait(Message) == Message(f"{own}/state", b"lost")
+        assert server.wait(Message) == Message(f"{tree}/state", b"lost")
         late = node.connect(stack, "late", SERVER, "fleet/v1/+/reported")
-        assert late.wait(Message) == Message(f"{own}/reported", b"mine", retained=True)
+        assert late.wait(Message) == Message(f"{tree}/reported", b"mine", retained=True)
 
 
 @pytest.mark.parametrize(
     "topic", ["fleet/v1/board-2/desired", "fleet/v1/#", "#", "$MQTT/sub/#", "$SYS/#", "$JS/#"]
 )
 def test_a_device_hears_nothing_of_others(node: Node, topic: str) -> None:
-    own, second = "fleet/v1/board-1/desired", "fleet/v1/board-2/desired"
+    own_topic, second_topic = "fleet/v1/board-1/desired", "fleet/v1/board-2/desired"
     with ExitStack() as stack:
-        thief = node.connect(stack, "tandem-board-1-1", "board-1", topic, own)
+        thief = node.connect(stack, "tandem-board-1-1", "board-1", topic, own_topic)
         server = node.connect(stack, "server", SERVER)
         thief.wait(LinkUp)
         server.wait(LinkUp)
-        assert server.link.publish(second, b"secret", qos=1, retain=True, wait_s=WAIT_S)
-        assert server.link.publish(own, b"last", qos=1, wait_s=WAIT_S)
+        assert server.link.publish(second_topic, b"secret", qos=1, retain=True, wait_s=WAIT_S)
+        assert server.link.publish(own_topic, b"last", qos=1, wait_s=WAIT_S)
         heard = []
         while not heard or heard[-1].payload != b"last":
             heard.append(thief.wait(Message))
-        assert {message.topic for message in heard} == {own}
+        assert {message.topic for message in heard} == {own_topic}
 
 
 def test_the_operator_does_not_speak_for_a_server(node: Node) -> None:

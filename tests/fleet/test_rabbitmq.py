@@ -55,8 +55,8 @@ def test_a_device_has_the_rights_of_mosquitto_s_list_and_no_others() -> None:
         assert not read.search(routing_key(stolen)), stolen
         assert not write.search(routing_key(stolen)), stolen
     # What the agent subscribes to.
-    for own in ("blob/+/+/#", "tuf/reply/+/+", "desired", "state"):
-        assert read.search(routing_key(f"fleet/v1/board-1/{own}")), own
+    for subtopic in ("blob/+/+/#", "tuf/reply/+/+", "desired", "state"):
+        assert read.search(routing_key(f"fleet/v1/board-1/{subtopic}")), subtopic
 
 
 def test_the_operator_does_not_speak_for_a_server() -> None:
@@ -73,9 +73,9 @@ def test_a_revoked_device_keeps_no_right_at_all() -> None:
     for right in ("configure", "write", "read"):
         assert not re.search(rights["lost-1"][right], "amq.topic")
         assert not re.search(rights["lost-1"][right], "mqtt-subscription-xqos1")
-    own = "mqtt-subscription-tandem-agent-board-1qos1"
-    assert re.search(rights["board-1"]["configure"], own)
-    assert not re.search(rights["board-1"]["read"], own.replace("board-1", "board-2"))
+    agent_queue = "mqtt-subscription-tandem-agent-board-1qos1"
+    assert re.search(rights["board-1"]["configure"], agent_queue)
+    assert not re.search(rights["board-1"]["read"], agent_queue.replace("board-1", "board-2"))
     pipeline = "mqtt-subscription-tandem-board-1-4711qos1"
     assert re.search(rights["board-1"]["read"], pipeline)
     read, write = topic_rights("lost-1", DeviceAccess((), ("lost-1",)))
@@ -211,15 +211,17 @@ def agent_of(node: Node, device: str, *topics: str) -> Client:
 
 
 def test_a_device_keeps_to_its_own_tree(node: Node) -> None:
-    own = "fleet/v1/board-1/desired"
+    desired_topic = "fleet/v1/board-1/desired"
     with Client(node, "server", node.tls(SERVER), "fleet/v1/+/reported") as server:
         up = server.wait(LinkUp)
         assert isinstance(up, LinkUp)
         assert up.mqtt_version == "3.1.1"
-        with agent_of(node, "board-1", own) as device:
+        with agent_of(node, "board-1", desired_topic) as device:
             device.wait(LinkUp)
-            assert server.link.publish(own, b"for board-1", qos=1, retain=True, wait_s=WAIT_S)
-            assert device.wait(Message) == Message(own, b"for board-1")
+            assert server.link.publish(
+                desired_topic, b"for board-1", qos=1, retain=True, wait_s=WAIT_S
+            )
+            assert device.wait(Message) == Message(desired_topic, b"for board-1")
             device.link.publish("fleet/v1/board-2/reported", b"stolen", qos=1)
             device.wait(LinkDown)  # RabbitMQ ends the connection of who oversteps
             device.wait(LinkUp)
@@ -232,12 +234,12 @@ def test_a_device_keeps_to_its_own_tree(node: Node) -> None:
 
 
 def test_another_device_s_client_id_gives_nothing_of_that_device(node: Node) -> None:
-    own = "fleet/v1/board-1/desired"
+    desired_topic = "fleet/v1/board-1/desired"
     with Client(node, "server", node.tls(SERVER)) as server:
         server.wait(LinkUp)
-        with Client(node, "tandem-agent-board-1", node.tls("board-2"), own) as thief:
+        with Client(node, "tandem-agent-board-1", node.tls("board-2"), desired_topic) as thief:
             thief.wait(LinkDown)
-            server.link.publish(own, b"secret", qos=1, retain=True, wait_s=WAIT_S)
+            server.link.publish(desired_topic, b"secret", qos=1, retain=True, wait_s=WAIT_S)
             thief.wait(LinkDown)
             assert not [e for e in list(thief.events.queue) if isinstance(e, Message)]
 

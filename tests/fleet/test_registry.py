@@ -471,10 +471,10 @@ def test_a_host_that_a_registry_sends_on_to_gets_no_password() -> None:
             return 200, {}, b'{"token": "t"}'
         return 401, {"WWW-Authenticate": f'Bearer realm="http://{spoken.host}/token"'}, b""
 
-    def own(_: str, path: str) -> tuple[int, dict[str, str], bytes]:
+    def redirect(_: str, path: str) -> tuple[int, dict[str, str], bytes]:
         return 307, {"Location": f"http://{spoken.host}{path}"}, b""
 
-    with host_that_says(storage) as spoken, host_that_says(own) as registry_host:
+    with host_that_says(storage) as spoken, host_that_says(redirect) as registry_host:
         reference = parse_reference(f"oci://{registry_host.host}/a:1")
         client = RegistryClient(reference, Credentials(USER, PASSWORD), plain_http=True)
         with pytest.raises(RegistryError, match="does not let 'robot' do this"):
@@ -512,11 +512,11 @@ def test_what_a_registry_says_wrongly_is_a_sentence(
 
 def test_a_registry_is_the_same_with_its_port_and_in_capitals() -> None:
     client = RegistryClient(parse_reference("oci://Registry.example/a:1"))
-    own = client._is_own
-    assert own("https://registry.example:443/v2/a/blobs/uploads/1")
-    assert not own("http://registry.example/v2/a/blobs/uploads/1")
-    assert not own("https://registry.example:8443/v2/a/blobs/uploads/1")
-    assert not own("https://registry.example.org/v2/a/blobs/uploads/1")
+    is_own = client._is_own
+    assert is_own("https://registry.example:443/v2/a/blobs/uploads/1")
+    assert not is_own("http://registry.example/v2/a/blobs/uploads/1")
+    assert not is_own("https://registry.example:8443/v2/a/blobs/uploads/1")
+    assert not is_own("https://registry.example.org/v2/a/blobs/uploads/1")
 
 
 def test_no_password_goes_to_a_token_server_without_tls(

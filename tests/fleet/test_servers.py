@@ -62,11 +62,11 @@ def test_a_killed_server_of_this_machine_loses_its_devices_though_nothing_is_hea
 ) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         place = lease.holder_name().rsplit(":", 2)[0]
-        for name in ("a", other := f"{place}:{process.pid}:b"):
+        for name in ("a", killed_server := f"{place}:{process.pid}:b"):
             take_lease(store, name)
         control = Control(store, "a")
         control.advance({})
-        assert control.servers == tuple(sorted(("a", other)))
+        assert control.servers == tuple(sorted(("a", killed_server)))
         process.kill()
     control.advance({})
     assert control.servers == ("a",)
@@ -105,10 +105,10 @@ class Fleet:
 
     def round(self, name: str) -> None:
         control, inbox = self.servers[name], self.inboxes[name]
-        own = {d: device_row(d, inbox.pop(d)) for d in list(inbox) if control.owns(d)}
-        self.publish(control, control.advance(own))
+        heard_rows = {d: device_row(d, inbox.pop(d)) for d in list(inbox) if control.owns(d)}
+        self.publish(control, control.advance(heard_rows))
         if control.servers != self.shares[name]:
-            inbox.update({d: row.reported for d, row in own.items() if not control.owns(d)})
+            inbox.update({d: row.reported for d, row in heard_rows.items() if not control.owns(d)})
             before, self.shares[name] = self.shares[name], control.servers
             rows = [r for r in control.documents_after("") if control.owns(r.device)]
             self.publish(control, [r for r in rows if not control.owned(r.device, before)])
@@ -220,8 +220,8 @@ def test_what_devices_said_while_their_server_died_is_taken_by_the_next(
         server._events.put(Message(topics.state, online))
         server._events.put(Message(topics.reported, encode(report("a"))))
     server._round(control, link)
-    own = {device for device in DEVICES if owner_of(("a", "b"), device) == "a"}
-    assert set(control.devices) == own != set(DEVICES)
+    own_devices = {device for device in DEVICES if owner_of(("a", "b"), device) == "a"}
+    assert set(control.devices) == own_devices != set(DEVICES)
     end_lease(store, "b")
     with control.write():
         pass  # the lease is renewed
@@ -287,13 +287,13 @@ def test_no_device_is_answered_until_a_reconnection_has_shown_no_copy(
     with closing(fleet.open_store()) as store:
         assert lease.acquire(store, server._holder)
         server._control = control = Control(store, server._holder)
-        own = server._own_claim()
-        server._guard = guard = CopyGuard(own, lambda _holder: None)
+        own_claim = server._own_claim()
+        server._guard = guard = CopyGuard(own_claim, lambda _holder: None)
         for _ in range(2):
             server._take_link(LinkUp(1, "5"))
             server._may_serve(control, NoLink())  # type: ignore[arg-type]
             assert not any(service.owns("d0") for service in requests)
-            guard.take(Message(guard.topic, encode(own)), time.monotonic())
+            guard.take(Message(guard.topic, encode(own_claim)), time.monotonic())
             server._may_serve(control, NoLink())  # type: ignore[arg-type]
             assert [service.owns("d0") for service in requests] == [True]
 
@@ -448,8 +448,8 @@ def test_all_is_said_again_where_the_log_that_other_servers_wrote_was_archived(
     server = FleetServer(load_fleet(write_fleet(tmp_path / "fleet", 1883)), services=())
     server._events.put(LinkUp(1, "5"))
     server._round(control, link)
-    own = next(device for device in DEVICES if control.owns(device))
-    control.advance({own: device_row(own, report())})
+    own_device = next(device for device in DEVICES if control.owns(device))
+    control.advance({own_device: device_row(own_device, report())})
     spec = v.RolloutSpec(key="k", release=release("a"), groups=("rest",))
     start_rollout(store, spec, make_plan(store, spec), Path("/new"), "ana")
     second.advance({})  # it makes the document, and `a` has to send it
@@ -458,7 +458,7 @@ def test_all_is_said_again_where_the_log_that_other_servers_wrote_was_archived(
         store.run("DROP TRIGGER log_no_delete")
         store.run("DELETE FROM log WHERE seq <= ?", control._applied + 2)
     server._round(control, link)
-    assert link.topics == [Topics(own).desired]
+    assert link.topics == [Topics(own_device).desired]
 
 
 def test_one_of_the_servers_keeps_since_when_devices_are_heard(

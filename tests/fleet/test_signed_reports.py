@@ -156,7 +156,7 @@ def test_a_signature_is_checked_only_of_what_could_be_news(fleet: Fleet) -> None
     reader = reader_of(load_fleet(fleet.folder))
     row = DeviceRow(DEVICE, 7.0, None, report("a", counter=5), {}, beat=6)
 
-    def told(kind: str, document: Reported | Beat, *, retained: bool) -> DeviceRow | None:
+    def row_of(kind: str, document: Reported | Beat, *, retained: bool) -> DeviceRow | None:
         message = Message(getattr(TOPICS, kind), encode(document), retained)
         return row_after(message, kind, row, reader, received_s=8.0)
 
@@ -164,10 +164,10 @@ def test_a_signature_is_checked_only_of_what_could_be_news(fleet: Fleet) -> None
         ("reported", report("b", counter=5), report("b", counter=6)),
         ("beat", Beat(counter=6, at="2026-01-01"), Beat(counter=7, at="2026-01-01")),
     ):
-        assert told(kind, old, retained=True) is None
+        assert row_of(kind, old, retained=True) is None
         for document, is_retained in ((new, True), (old, False), (new, False)):
             with pytest.raises(TrustError, match="is not signed by a key of the device"):
-                told(kind, document, retained=is_retained)
+                row_of(kind, document, retained=is_retained)
 
 
 def test_what_is_known_and_not_checked_does_not_count_as_read(fleet: Fleet) -> None:
@@ -243,18 +243,24 @@ def test_the_server_believes_only_what_an_enrolled_device_has_signed(
         # A broker that was stolen says what it likes.
         link.start()
         assert isinstance(events.get(timeout=WAIT_S), LinkUp)
-        told = events.get(timeout=WAIT_S)
-        assert isinstance(told, Message)
-        assert decode(told.payload, Signed).signatures
-        forged = encode(Reported(**{**fields_of(open_reported(told.payload)), "profile": "forged"}))
+        broker_message = events.get(timeout=WAIT_S)
+        assert isinstance(broker_message, Message)
+        assert decode(broker_message.payload, Signed).signatures
+        forged = encode(
+            Reported(**{**fields_of(open_reported(broker_message.payload)), "profile": "forged"})
+        )
         stranger = CryptoSigner.generate_ecdsa()
         # A good one in between, or the server would say it once for both.
-        for payload in (forged, told.payload, encode(sign_text(forged.decode(), [stranger]))):
+        for payload in (
+            forged,
+            broker_message.payload,
+            encode(sign_text(forged.decode(), [stranger])),
+        ):
             assert link.publish(TOPICS.reported, payload, qos=1, retain=True, wait_s=WAIT_S)
         message = "is not signed by a key of the device"
         wait_until(lambda: server.log().count(message) == 2, server.log)
         assert view()["profile"] == "test-board"
-        assert open_reported(told.payload).warning == ""
+        assert open_reported(broker_message.payload).warning == ""
     finally:
         ended.set()
         link.close()

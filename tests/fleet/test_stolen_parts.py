@@ -190,13 +190,15 @@ def runs(scene: Scene) -> Iterator[str]:
 def test_a_stolen_broker_installs_nothing(scene: Scene, runs: str) -> None:
     """It knows every topic, shows a repository of its own and signs with keys of its own."""
     evil = scene.bundle("evil", "66")
-    own = make_repository(scene.folder / "own")
-    target = publish_bundle(own, evil).target
+    thief_repository = make_repository(scene.folder / "own")
+    target = publish_bundle(thief_repository, evil).target
     desired = scene.desired(evil, target, "broker")
-    with scene.thief(evil, fleet=own) as thief:
+    with scene.thief(evil, fleet=thief_repository) as thief:
         thief.publish(encode(desired))
         unsigned = scene.answer("broker", "refused")
-        thief.publish(sign_desired(replace(desired, request="forged"), own.director_signer()))
+        thief.publish(
+            sign_desired(replace(desired, request="forged"), thief_repository.director_signer())
+        )
         forged = scene.answer("forged", "refused")
     assert "is not signed" in unsigned.update.reason
     assert "is not signed by enough of the keys that root trusts" in forged.update.reason

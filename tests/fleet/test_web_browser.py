@@ -187,9 +187,9 @@ def test_a_server_that_is_killed_in_the_middle_of_a_rollout_loses_nothing(
     number = int(browser.evaluate("location.pathname.split('/')[2]"))
     fleet.server.kill()
     wait_for(browser, text_is_there("No server runs"))  # nobody reloads
-    for order, told in (("pause", "told to pause"), ("resume", "told to go on")):
+    for order, page_text in (("pause", "told to pause"), ("resume", "told to go on")):
         browser.click(f'button[value="{order}:{number}"]')  # orders wait in the store
-        wait_for(browser, text_is_there(told))
+        wait_for(browser, text_is_there(page_text))
     fleet.server.start()
     wait_for(browser, f"!({text_is_there('No server runs')})")
     wait_for(browser, text_is_there("1 live"))

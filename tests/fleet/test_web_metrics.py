@@ -44,14 +44,14 @@ def test_the_page_counts_requests_viewers_and_who_was_refused(prometheus: Visito
     assert person.get("/devices").status == 200
     stream = person.events("/live?page=/devices")
     assert prometheus.get("/api/v1/fleet").status == 200
-    told = series(prometheus)
+    samples = series(prometheus)
     for kind, code in (("sign_in", 401), ("sign_in", 303), ("page", 200), ("api", 200)):
-        assert told[f'tandem_fleet_web_requests_total{{kind="{kind}",code="{code}"}}'] == 1
-    assert told["tandem_fleet_web_sign_ins_refused_total"] == 1
-    assert told["tandem_fleet_web_viewers"] == 1
-    assert told["tandem_fleet_web_request_seconds_count"] == 5
-    assert 0.0 < told["tandem_fleet_web_request_seconds_sum"] < 60.0
-    assert re.search(r"\d", next(name for name in told if name.startswith("tandem_build_info")))
+        assert samples[f'tandem_fleet_web_requests_total{{kind="{kind}",code="{code}"}}'] == 1
+    assert samples["tandem_fleet_web_sign_ins_refused_total"] == 1
+    assert samples["tandem_fleet_web_viewers"] == 1
+    assert samples["tandem_fleet_web_request_seconds_count"] == 5
+    assert 0.0 < samples["tandem_fleet_web_request_seconds_sum"] < 60.0
+    assert re.search(r"\d", next(name for name in samples if name.startswith("tandem_build_info")))
     stream.close()
     wait_until(lambda: series(prometheus)["tandem_fleet_web_viewers"] == 0, lambda: "")
 
