@@ -427,12 +427,14 @@ def test_constants_attributes_and_branches_become_fp32() -> None:
     branch = helper.make_graph(
         [constant("k", 1.5)], "branch", [], [helper.make_tensor_value_info("k", BF16, [1])]
     )
-    other = helper.make_graph(
+    else_branch = helper.make_graph(
         [helper.make_node("Cast", ["x"], ["j"], name="cast", to=BF16)],
         "other", [], [helper.make_tensor_value_info("j", BF16, [1])],
     )  # fmt: skip
     nodes = [
-        helper.make_node("If", ["c"], ["i"], name="if", then_branch=branch, else_branch=other),
+        helper.make_node(
+            "If", ["c"], ["i"], name="if", then_branch=branch, else_branch=else_branch
+        ),
         constant("z", 0.25),
         helper.make_node("Add", ["i", "z"], ["y"], name="add"),
     ]

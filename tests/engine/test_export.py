@@ -197,12 +197,12 @@ def test_a_profile_of_ones_own_is_given_as_its_file(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     text = (configs.ROOT / "profiles/orin-nano-8gb.toml").read_text()
-    own = tmp_path / "own.toml"
-    own.write_text(text.replace('name = "orin-nano-8gb"', 'name = "own"'))
-    path = engine(tmp_path, rng, profile=str(own), precision="fp16")
+    profile_file = tmp_path / "own.toml"
+    profile_file.write_text(text.replace('name = "orin-nano-8gb"', 'name = "own"'))
+    path = engine(tmp_path, rng, profile=str(profile_file), precision="fp16")
     with pytest.raises(BuildError, match="'own', which is not one of Tandem's; give its file"):
         export_trtexec(path, tmp_path / "out")
-    options = [str(path), "-o", str(tmp_path / "out"), "--profile", str(own)]
+    options = [str(path), "-o", str(tmp_path / "out"), "--profile", str(profile_file)]
     shown = CliRunner().invoke(command, options)
     assert shown.exit_code == 0, shown.output
     assert (tmp_path / "out/implicit/trtexec-10.3.0.sh").exists()

@@ -92,22 +92,22 @@ def layer(comparison: Comparison, op: str) -> tuple[TensorRow, OwnError]:
 
 def test_halves_go_away_from_zero_on_the_dla_and_to_even_on_the_gpu(tmp_path: Path) -> None:
     """In steps of 2: 0.5 1.5 2.5 3.5 -0.5 1; to even 0 2 2 4 0 1, away 1 2 3 4 -1 1."""
-    row, own = layer(conv(tmp_path, TIES, 2.0), "Conv")
-    assert own.causes == {"tie": 3}
-    assert (own.differing, own.elements, own.largest_steps) == (3, 6, 1)
-    assert own.worst is not None
-    assert (own.worst.index, own.worst.expected, own.worst.found) == ((0, 0, 0, 0), 0.0, 1.0)
+    row, error = layer(conv(tmp_path, TIES, 2.0), "Conv")
+    assert error.causes == {"tie": 3}
+    assert (error.differing, error.elements, error.largest_steps) == (3, 6, 1)
+    assert error.worst is not None
+    assert (error.worst.index, error.worst.expected, error.worst.found) == ((0, 0, 0, 0), 0.0, 1.0)
     # Noise is 5 halves squared on both sides, the signal is 0.25 (1 + 9 + 25 + 49 + 1) + 1.
-    assert own.gpu_sqnr_db == own.dla_sqnr_db == pytest.approx(10 * np.log10(22.25 / 1.25))
+    assert error.gpu_sqnr_db == error.dla_sqnr_db == pytest.approx(10 * np.log10(22.25 / 1.25))
     assert row.dla is not None
-    assert row.dla.sqnr_db == pytest.approx(own.dla_sqnr_db)
+    assert row.dla.sqnr_db == pytest.approx(error.dla_sqnr_db)
 
 
 def test_a_scale_of_16_bits_is_a_little_too_small(tmp_path: Path) -> None:
     """1/6 is trunc(2^17 / 6) / 2^17 = 0.1666641: 9 and 21 end below 1.5 and 3.5."""
-    _, own = layer(conv(tmp_path, [9, 21, 1, 2], 6.0), "Conv")
-    assert own.causes == {"multiplier": 2}
-    assert own.differing == 2
+    _, error = layer(conv(tmp_path, [9, 21, 1, 2], 6.0), "Conv")
+    assert error.causes == {"multiplier": 2}
+    assert error.differing == 2
 
 
 def test_an_average_of_2x2_rounds_twice(tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_an_average_of_2x2_rounds_twice(tmp_path: Path) -> None:
     feeds = {"x0": np.zeros(shape, np.float32)}
     feeds["x0"][0, 0, 0, ::2] = [1, 2, 5, 4]
     comparison = compared(tmp_path, b, "AveragePool", feeds, kernel_shape=[2, 2], strides=[2, 2])
-    _, own = layer(comparison, "AveragePool")
-    assert own.causes == {"twice": 2, "tie": 1}
+    _, error = layer(comparison, "AveragePool")
+    assert error.causes == {"twice": 2, "tie": 1}
     signal = 0.25**2 + 0.5**2 + 1.25**2 + 1
-    assert own.gpu_sqnr_db == pytest.approx(10 * np.log10(signal / (2 * 0.25**2 + 0.5**2)))
-    assert own.dla_sqnr_db == pytest.approx(10 * np.log10(signal / (2 * 0.75**2 + 0.5**2)))
-    assert own.costs
+    assert error.gpu_sqnr_db == pytest.approx(10 * np.log10(signal / (2 * 0.25**2 + 0.5**2)))
+    assert error.dla_sqnr_db == pytest.approx(10 * np.log10(signal / (2 * 0.75**2 + 0.5**2)))
+    assert error.costs
 
 
 def test_a_sum_says_what_one_scale_costs_the_small_operand(tmp_path: Path) -> None:
@@ -134,24 +134,24 @@ def test_a_sum_says_what_one_scale_costs_the_small_operand(tmp_path: Path) -> No
         "x0": np.array([127, -100], np.float32).reshape(shape),
         "x1": np.array([0.34, 12.7], np.float32).reshape(shape),
     }
-    _, own = layer(compared(tmp_path, b, "Add", feeds), "Add")
-    assert own.shared_scale_db == pytest.approx(
+    _, error = layer(compared(tmp_path, b, "Add", feeds), "Add")
+    assert error.shared_scale_db == pytest.approx(
         10 * np.log10((0.34**2 + 0.3**2) / 0.04**2), rel=1e-4
     )
-    assert own.differing == 0
-    assert own.costs
+    assert error.differing == 0
+    assert error.costs
 
 
 def test_a_range_that_clips_is_named(tmp_path: Path) -> None:
     """127 steps of 0.1 hold 12.7: of 100, 87.3 are lost, where steps of 100 / 127 lose 0.4."""
-    _, own = layer(conv(tmp_path, [100, 1, 2, 3], 0.1), "Conv")
+    _, error = layer(conv(tmp_path, [100, 1, 2, 3], 0.1), "Conv")
     rounded = np.rint(np.array([1, 2, 3]) / (100 / 127)) * (100 / 127)
     tensors = float(((rounded - [1, 2, 3]) ** 2).sum())
-    assert own.clipped_db == pytest.approx(10 * np.log10(87.3**2 / tensors), rel=1e-3)
-    assert own.costs
-    assert own.leaves
-    assert any("its range clips what leaves the DLA" in reason for reason in why(own))
-    inside = replace(own, leaves=False)
+    assert error.clipped_db == pytest.approx(10 * np.log10(87.3**2 / tensors), rel=1e-3)
+    assert error.costs
+    assert error.leaves
+    assert any("its range clips what leaves the DLA" in reason for reason in why(error))
+    inside = replace(error, leaves=False)
     assert any("its range clips what the layer gives" in reason for reason in why(inside))
     assert clipping_cost_db(np.array([12.7, 3.3]), 0.1) == 0.0
     assert clipping_cost_db(np.full(1000, 1.0), 2 / 127) == 0.0
@@ -165,9 +165,9 @@ def test_a_pooling_is_named_for_the_scale_of_its_input(tmp_path: Path) -> None:
     feeds = {"x0": np.zeros(shape, np.float32)}
     feeds["x0"][0, 0, 0, ::2] = [1, 2, 5, 6]
     comparison = compared(tmp_path, b, "AveragePool", feeds, kernel_shape=[2, 2], strides=[2, 2])
-    _, own = layer(comparison, "AveragePool")
-    assert own.shared_scale_db > 20
-    assert any(reason.startswith("a pooling rounds its averages") for reason in why(own))
+    _, error = layer(comparison, "AveragePool")
+    assert error.shared_scale_db > 20
+    assert any(reason.startswith("a pooling rounds its averages") for reason in why(error))
 
 
 def test_a_bias_of_16_bits_is_told_from_a_multiplier() -> None:
@@ -441,10 +441,10 @@ def test_recorded_arrays_that_cannot_be_compared_are_refused_by_name(
 
 
 def test_a_shared_scale_is_named_for_a_concatenation_too() -> None:
-    own = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0)
-    assert why(own) == ("a layer shares one scale among its operands (3.00 dB for one of them)",)
+    error = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0)
+    assert why(error) == ("a layer shares one scale among its operands (3.00 dB for one of them)",)
 
 
 def test_a_pooling_has_one_scale_that_is_too_coarse() -> None:
-    own = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0, shared_reason=POOL_SCALE)
-    assert why(own) == (f"{POOL_SCALE} (3.00 dB)",)
+    error = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0, shared_reason=POOL_SCALE)
+    assert why(error) == (f"{POOL_SCALE} (3.00 dB)",)

@@ -119,8 +119,10 @@ def test_slopes_of_old_prelus_stay_those_of_channels(
     imported = ir.to_proto(run_passes(import_model(path).model)[0]).SerializeToString()
     session = onnxruntime.InferenceSession(imported, providers=["CPUExecutionProvider"])
     x = rng.normal(size=shape).astype(np.float32)
-    own = slopes.reshape(-1, *(1 for _ in size))
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], np.where(x < 0, x * own, x))
+    channel_slopes = slopes.reshape(-1, *(1 for _ in size))
+    np.testing.assert_allclose(
+        session.run(None, {"x": x})[0], np.where(x < 0, x * channel_slopes, x)
+    )
 
 
 def test_refuses_old_slopes_that_another_node_reads(tmp_path: Path) -> None:
