@@ -27,9 +27,9 @@ from cyclonedds.util import duration
 from ros2_fixtures import (
     SDK_READER,
     build_reader,
+    detections_line,
     random_value,
     reading,
-    told,
     zenoh_router,
 )
 from video_fixtures import PATIENCE_S, free_port
@@ -192,7 +192,7 @@ def check_sdk(router, tmp_path, count, seconds):
         for message in messages:
             publisher.put(encode(DETECTIONS_2D, message), time.time_ns())
         assert reader.wait(seconds) == 0
-    assert out.read_text().splitlines() == [told(message) for message in messages]
+    assert out.read_text().splitlines() == [detections_line(message) for message in messages]
 
 
 def test_an_independent_client_receives_every_field(router, tmp_path):
@@ -419,12 +419,12 @@ def test_tools_of_dds_know_which_node_has_a_topic(distro, gid, size):
             Policy.Durability.TransientLocal,
         ]
         reader = DataReader(tool, topic, Qos(*policies))
-        told = next(reader.take_iter(timeout=duration(seconds=PATIENCE_S)))
+        entities = next(reader.take_iter(timeout=duration(seconds=PATIENCE_S)))
         participants = BuiltinDataReader(tool, BuiltinTopicDcpsParticipant).read(10)
         (participant,) = [one for one in participants if one.qos[Policy.Userdata]]
         assert participant.qos[Policy.Userdata].data == b"enclave=/;"
-        assert bytes(told.gid.data) == participant.key.bytes.ljust(size, b"\0")
-        (named,) = told.node_entities_info_seq
+        assert bytes(entities.gid.data) == participant.key.bytes.ljust(size, b"\0")
+        (named,) = entities.node_entities_info_seq
         assert (named.node_namespace, named.node_name) == ("/robot1", "tandem")
 
         def topics_of(builtin, gids):
@@ -457,7 +457,7 @@ def check_reader(name, tmp_path, count, seconds):
                 publisher.put(encode(DETECTIONS_2D, message), time.time_ns())
                 time.sleep(0.001)  # 10 alone are kept for a reader that is late
             assert reader.wait(seconds) == 0
-    assert out.read_text().splitlines() == [told(message) for message in messages]
+    assert out.read_text().splitlines() == [detections_line(message) for message in messages]
 
 
 def test_cyclone_0_10_in_c_receives_every_field(tmp_path):

@@ -211,8 +211,8 @@ def by_modelopt() -> None:
             **options,
         )
         save(f"modelopt_{name}", onnx.load(FOLDER / "quantized.onnx"))
-    for made in (path, FOLDER / "quantized.onnx"):
-        made.unlink()
+    for temporary in (path, FOLDER / "quantized.onnx"):
+        temporary.unlink()
 
 
 BY = {
