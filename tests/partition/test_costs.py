@@ -384,17 +384,19 @@ def test_the_slowdown_is_that_of_the_published_matrix():
     """Cells of PCCS on AGX Xavier: own demand, others' demand, achieved bandwidth in GB/s."""
     contention = load_costs().contention
     cells = ((93.1, 12.7, 76.9), (93.1, 98.7, 49.9), (37.6, 127.4, 36.5), (55.1, 127.4, 41.0))
-    for own, second, achieved in cells:
-        assert slowdown(own, second, 136.5, contention) == pytest.approx(own / achieved, rel=0.1)
+    for own_gbps, others_gbps, achieved_gbps in cells:
+        assert slowdown(own_gbps, others_gbps, 136.5, contention) == pytest.approx(
+            own_gbps / achieved_gbps, rel=0.1
+        )
     assert slowdown(10, 500, 136.5, contention) == 1
 
 
-@given(own=st.floats(0, 300), other=st.floats(0, 300), more=st.floats(0, 100))
-def test_more_demand_never_helps(own, other, more):
+@given(own_gbps=st.floats(0, 300), others_gbps=st.floats(0, 300), more_gbps=st.floats(0, 100))
+def test_more_demand_never_helps(own_gbps, others_gbps, more_gbps):
     contention = load_costs().contention
-    now = slowdown(own, other, 204.8, contention)
-    assert 1 <= now <= slowdown(own + more, other, 204.8, contention)
-    assert now <= slowdown(own, other + more, 204.8, contention)
+    now = slowdown(own_gbps, others_gbps, 204.8, contention)
+    assert 1 <= now <= slowdown(own_gbps + more_gbps, others_gbps, 204.8, contention)
+    assert now <= slowdown(own_gbps, others_gbps + more_gbps, 204.8, contention)
 
 
 def test_the_dla_takes_less_energy_than_the_gpu():

@@ -131,11 +131,11 @@ def test_energy_is_the_whole_boards_unless_a_rate_keeps_it_on(rate_hz) -> None:
 def test_every_board_has_an_idle_power_of_its_own_with_source_and_confidence() -> None:
     orin = load_costs().energy.idle_w
     for name in ("xavier-nx-8gb", "orin-nx-16gb", "orin-nano-8gb", "agx-xavier-32gb"):
-        own = idle_power(name)
-        assert own is not None
-        assert own.source
-        assert own.confidence == "low"
-        assert msgspec.structs.asdict(own) != msgspec.structs.asdict(orin)
+        power = idle_power(name)
+        assert power is not None
+        assert power.source
+        assert power.confidence == "low"
+        assert msgspec.structs.asdict(power) != msgspec.structs.asdict(orin)
     assert idle_power("xavier-nx-8gb").value < 10
     assert idle_power("laptop") is None
 

@@ -166,8 +166,10 @@ def test_inputs_and_outputs_of_the_graph_are_no_crossings():
     assert {"x", "y"}.isdisjoint(crossing.tensor for crossing in plan.crossings)
 
 
-@pytest.mark.parametrize(("forced_node", "other"), [("greater", "cast"), ("cast", "greater")])
-def test_a_comparison_and_its_cast_stay_together_when_one_is_kept_on_the_gpu(forced_node, other):
+@pytest.mark.parametrize(("forced_node", "paired_node"), [("greater", "cast"), ("cast", "greater")])
+def test_a_comparison_and_its_cast_stay_together_when_one_is_kept_on_the_gpu(
+    forced_node, paired_node
+):
     weights = {"h": constant(1, 64, 56, 56)} | {f"w{i}": constant(64, 64, 3, 3) for i in range(5)}
     names = ["x", *(f"c{index}" for index in range(5))]
     nodes = [
@@ -183,6 +185,6 @@ def test_a_comparison_and_its_cast_stay_together_when_one_is_kept_on_the_gpu(for
     for gpu in ((), (forced_node,)):
         forced = Forced(("all",), gpu)
         rows = {row.node: row for row in plan_of(model, tensorrt="10.3", forced=forced).placements}
-        places = {rows[name].processor for name in (forced_node, other)}
+        places = {rows[name].processor for name in (forced_node, paired_node)}
         assert places == ({"gpu"} if gpu else {"dla0"})
-    assert (rows[forced_node].rule, rows[other].rule) == ("F1", "compare.pair")
+    assert (rows[forced_node].rule, rows[paired_node].rule) == ("F1", "compare.pair")

@@ -27,9 +27,9 @@ def test_one_frame_at_a_time_takes_the_latency_of_the_model(processors, rng):
         placement = random_placement(rng, net)
         cost = assess(problem, net, placement)
         report = simulate(problem, {"net": placement}, duration_us=20.5 * cost.latency_us)
-        got = report.of("net")
-        assert got.frames == 20
-        for actual in (got.mean_us, got.p50_us, got.p99_us, 1e6 / got.throughput_hz):
+        stats = report.of("net")
+        assert stats.frames == 20
+        for actual in (stats.mean_us, stats.p50_us, stats.p99_us, 1e6 / stats.throughput_hz):
             assert actual == pytest.approx(cost.latency_us)
         assert report.power_mw == pytest.approx(
             20 * cost.energy_mj / (20.5 * cost.latency_us) * 1e6
@@ -55,8 +55,8 @@ def test_frames_enough_in_flight_keep_the_busiest_processor_busy(rng):
         if sum(s.processor == "dla0" for s in solution.segments) <= 1:
             simple += 1
             assert busiest == pytest.approx(1, rel=0.001)
-            got = report.of("net").throughput_hz
-            assert got == pytest.approx(1e6 / solution.value, rel=0.04)
+            rate_hz = report.of("net").throughput_hz
+            assert rate_hz == pytest.approx(1e6 / solution.value, rel=0.04)
 
 
 def test_no_traffic_gets_more_through_than_the_busiest_processor_allows(rng):

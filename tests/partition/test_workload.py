@@ -78,7 +78,7 @@ def test_a_measured_time_is_the_one_in_the_plan(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("node", "other", "message"),
+    ("node", "changes", "message"),
     [
         ("n0", {"profile": "orin-nx-8gb"}, "profile 'orin-nx-8gb'"),
         ("n0", {"precision": "fp16"}, "precision 'fp16'"),
@@ -87,10 +87,10 @@ def test_a_measured_time_is_the_one_in_the_plan(tmp_path):
     ],
 )
 def test_measured_times_of_something_else_are_refused_by_the_command(
-    node, other, message, tmp_path
+    node, changes, message, tmp_path
 ):
     onnx.save(ir.to_proto(convs(2)), tmp_path / "m.onnx")
-    times = times_file(tmp_path, (node, "gpu", 5.0), **other)
+    times = times_file(tmp_path, (node, "gpu", 5.0), **changes)
     given = [str(tmp_path / "m.onnx"), "--profile", ORIN.name, "--measured", str(times)]
     done = CliRunner().invoke(plan_command, given)
     assert isinstance(done.exception, ConfigError)
