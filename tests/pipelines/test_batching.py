@@ -277,9 +277,9 @@ def test_cameras_share_a_model_and_keep_their_results_apart(
     assert count == 6
     assert set(detector.batches) == sizes
     for camera, label in (("left", "red"), ("right", "green")):
-        own = [result.event for result in results if result.event.camera == camera]
-        assert [event.seq for event in own] == [0, 1, 2]
-        seen = [[(d.label, d.box) for d in event.detections] for event in own]
+        events = [result.event for result in results if result.event.camera == camera]
+        assert [event.seq for event in events] == [0, 1, 2]
+        seen = [[(d.label, d.box) for d in event.detections] for event in events]
         assert seen == [[(label, (i * 8.0, 16.0, i * 8.0 + 8.0, 24.0))] for i in range(3)]
 
 

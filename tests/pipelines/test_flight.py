@@ -166,8 +166,8 @@ def engine_threads() -> int:
 def assert_whole(results: Sequence[FrameResult], counts: Mapping[str, int]) -> None:
     """Every frame once, those of a camera in order, each with what its own picture shows."""
     for camera, count in counts.items():
-        own = [one for one in results if one.frame.camera == camera]
-        assert [one.frame.seq for one in own] == list(range(count))
+        camera_results = [one for one in results if one.frame.camera == camera]
+        assert [one.frame.seq for one in camera_results] == list(range(count))
     assert len(results) == sum(counts.values())
     for one in results:
         (detection,) = one.event.detections

@@ -97,17 +97,17 @@ def test_a_viewer_gets_pictures_detections_and_figures() -> None:
     topics = ["/image/compressed", "/detections", "/annotations", "/result", "/diagnostics"]
     with server() as sink:
         seen = asyncio.run(asyncio.wait_for(watch(sink.port, topics), 30))
-    told = {topic: deserialize(channel, data) for topic, (channel, _, data) in seen.items()}
-    picture = told["/image/compressed"]
+    messages = {topic: deserialize(channel, data) for topic, (channel, _, data) in seen.items()}
+    picture = messages["/image/compressed"]
     assert decode_picture(bytes(picture.data)).shape == (64, 64, 3)
     stamp = picture.header.stamp
     assert seen["/image/compressed"][1] == stamp.sec * 1_000_000_000 + stamp.nanosec
-    assert told["/detections"].detections[0].results[0].hypothesis.class_id == "red"
-    assert [(point.x, point.y) for point in told["/annotations"].points[0].points] == [
+    assert messages["/detections"].detections[0].results[0].hypothesis.class_id == "red"
+    assert [(point.x, point.y) for point in messages["/annotations"].points[0].points] == [
         (8, 16), (16, 16), (16, 24), (8, 24),
     ]  # fmt: skip
-    assert json.loads(told["/result"].data)["detections"][0]["label"] == "red"
-    assert told["/diagnostics"].status[0].message == "running"
+    assert json.loads(messages["/result"].data)["detections"][0]["label"] == "red"
+    assert messages["/diagnostics"].status[0].message == "running"
 
 
 def test_pictures_are_encoded_while_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,9 +208,9 @@ def test_arrays_of_another_order_are_left_to_the_reference(stages: NativeStages)
     assert planes.write_nv12(picture)
     odd = np.ndarray((3, 4, 5), np.float32, bytes(300), strides=(87, 21, 4))  # rows of 5 1/4 floats
     for target in (out[..., ::-1], out[:, ::-1], odd):
-        other = NativePlanes(stages, target, numbers, numbers, reverse=False)
-        assert not other.write(pixels)
-        assert not other.write_nv12(picture)
+        unsupported = NativePlanes(stages, target, numbers, numbers, reverse=False)
+        assert not unsupported.write(pixels)
+        assert not unsupported.write_nv12(picture)
     for image in (pixels[::-1], pixels[..., ::-1], pixels[:3]):
         assert not planes.write(image)
     for others in (

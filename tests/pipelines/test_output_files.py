@@ -86,14 +86,14 @@ def test_run_that_may_overwrite_replaces_the_file(
 def test_a_file_of_the_command_line_replaces_that_of_the_pipeline(
     release: Path, pictures: Path, tmp_path: Path
 ) -> None:
-    own, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
-    own.write_text(NOTES)
+    configured, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
+    configured.write_text(NOTES)
     pipeline = tmp_path / "pipeline.toml"
-    sink = f'[[sinks]]\nkind = "jsonl"\npath = "{own}"\nformat = "ros2"\n'
+    sink = f'[[sinks]]\nkind = "jsonl"\npath = "{configured}"\nformat = "ros2"\n'
     pipeline.write_text(f"{(release / PIPELINE).read_text()}\n{sink}")
     done = tandem_run(release, pictures, "--pipeline", pipeline, "--jsonl", given)
     assert done.exit_code == 0, done.output
-    assert own.read_text() == NOTES
+    assert configured.read_text() == NOTES
     lines = [json.loads(line) for line in given.read_text().splitlines()]
     assert len(lines) == 6
     assert "header" in lines[0]  # the format of the sink that it replaces

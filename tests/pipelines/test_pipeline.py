@@ -288,9 +288,9 @@ def test_engine_gives_what_the_reference_gives(engine):
     feeds = {"images": rng.random((1, 3, 64, 64), np.float32)}
     expected = ColourDetector().infer(feeds)
     with open_engine(engine) as opened, Session(opened) as session:
-        got = session.infer(feeds)
+        outputs = session.infer(feeds)
     for name, array in expected.items():
-        np.testing.assert_allclose(got[name], array, atol=1e-5)
+        np.testing.assert_allclose(outputs[name], array, atol=1e-5)
 
 
 def finish(process, seconds=30):

@@ -82,15 +82,15 @@ def test_an_object_is_new_changes_its_zone_and_ends():
 
 
 @pytest.mark.parametrize(
-    ("gain", "at_s", "told"),
+    ("gain", "at_s", "is_published"),
     [(BETTER_SCORE, 1.0, True), (BETTER_SCORE - 0.01, 1.0, False), (0.3, 0.9, False)],
 )
-def test_a_better_score_is_told_at_most_once_a_second(gain, at_s, told):
+def test_a_better_score_is_told_at_most_once_a_second(gain, at_s, is_published):
     lives = TrackLifecycle("", LABELS, lost_s=2.0)
     live(lives, RED, tracks=[7], at_s=0.0)
     box, score, class_id = RED
     events = live(lives, (box, score + gain, class_id), tracks=[7], at_s=at_s)
-    assert bool(events) is told
+    assert bool(events) is is_published
 
 
 def test_objects_of_two_cameras_in_one_moment_have_two_ids():
@@ -331,15 +331,15 @@ def test_prometheus_reads_frames_zones_and_stages():
         samples = scrape(sink.port)
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/", timeout=PATIENCE_S)
-    own = 'pipeline="door"'
-    assert samples["tandem_frames_total", own] == 2
-    assert samples["tandem_detections_total", own + ',label="red"'] == 4
-    assert samples["tandem_objects", own + ',label="red"'] == 2
-    assert samples["tandem_zone_objects", own + r',zone="the \"yard\"",label="red"'] == 2
-    assert samples["tandem_line_crossings_total", own + ',line="gate",direction="in"'] == 3
-    assert samples["tandem_stage_seconds", own + ',stage="infer",quantile="0.99"'] == 0.006
-    assert samples["tandem_dropped_total", own + ',cause="busy"'] == 3
-    assert samples["tandem_processor_frames", own + ',processor="dla1"'] == 15
+    label = 'pipeline="door"'
+    assert samples["tandem_frames_total", label] == 2
+    assert samples["tandem_detections_total", label + ',label="red"'] == 4
+    assert samples["tandem_objects", label + ',label="red"'] == 2
+    assert samples["tandem_zone_objects", label + r',zone="the \"yard\"",label="red"'] == 2
+    assert samples["tandem_line_crossings_total", label + ',line="gate",direction="in"'] == 3
+    assert samples["tandem_stage_seconds", label + ',stage="infer",quantile="0.99"'] == 0.006
+    assert samples["tandem_dropped_total", label + ',cause="busy"'] == 3
+    assert samples["tandem_processor_frames", label + ',processor="dla1"'] == 15
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", ""])
@@ -357,9 +357,9 @@ def test_prometheus_says_zero_for_what_has_gone():
         sink.write(result(detections(RED, RED), zones=full))
         sink.write(result(detections(), seq=1, zones=empty))
         samples = scrape(sink.port)
-    own = 'pipeline="door"'
-    assert samples["tandem_objects", own + ',label="red"'] == 0
-    assert samples["tandem_zone_objects", own + ',zone="yard",label="red"'] == 0
+    label = 'pipeline="door"'
+    assert samples["tandem_objects", label + ',label="red"'] == 0
+    assert samples["tandem_zone_objects", label + ',zone="yard",label="red"'] == 0
 
 
 def test_a_port_that_is_taken_is_named():

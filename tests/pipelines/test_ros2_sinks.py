@@ -95,14 +95,14 @@ def pose_and_mask():
     )
 
 
-def result(found=None, camera="", seq=0, models=None, wall_ns=START_NS):
-    found = pose_and_mask() if found is None else found
+def result(objects=None, camera="", seq=0, models=None, wall_ns=START_NS):
+    objects = pose_and_mask() if objects is None else objects
     taken = Stamp(time.monotonic_ns(), wall_ns)
     frame = Frame(np.full((48, 64, 3), 90, np.uint8), seq, taken, taken, "test", camera)
-    event = make_event("door", frame, found, LABELS, {"infer": 1.0})
+    event = make_event("door", frame, objects, LABELS, {"infer": 1.0})
     runs = (ModelRun("model", ("dla0", "gpu"), (0, 1), 0, (0, 1)),)
     return FrameResult(
-        frame, found, event, models=models or {}, runs=runs, roles=Roles(labels=LABELS)
+        frame, objects, event, models=models or {}, runs=runs, roles=Roles(labels=LABELS)
     )
 
 
@@ -115,8 +115,10 @@ class Heard:
         self.messages = {}
 
     def hear(self, topic, kind, qos="reliable"):
-        got = self.messages[topic] = []
-        self._wire.subscribe(topic, (kind,), qos, lambda name, data: got.append(decode(name, data)))
+        messages = self.messages[topic] = []
+        self._wire.subscribe(
+            topic, (kind,), qos, lambda name, data: messages.append(decode(name, data))
+        )
 
     def next_of(self, topic):
         wait_for(lambda: self.messages[topic], PATIENCE_S, f"a message on {topic}")
@@ -171,12 +173,12 @@ def test_a_robot_gets_everything_that_is_known_of_a_frame(router, tmp_path):
             while not heard.messages["/diagnostics"] and time.monotonic() < end_s:
                 sink.take_stats(STATS)
                 time.sleep(0.05)
-            got = {topic: heard.next_of(topic) for topic in heard.messages}
+            heard_messages = {topic: heard.next_of(topic) for topic in heard.messages}
     header = {"stamp": {"sec": 1_700_000_000, "nanosec": 42}, "frame_id": "left_optical_frame"}
-    assert all(one["header"] == header for key, one in got.items()
+    assert all(one["header"] == header for key, one in heard_messages.items()
                if key not in ("/annotations", "/diagnostics"))  # fmt: skip
 
-    first, second = got["/detections"]["detections"]
+    first, second = heard_messages["/detections"]["detections"]
     assert (first["id"], second["id"]) == ("7", "")
     assert first["results"][0]["hypothesis"] == {"class_id": "red", "score": 0.9}
     assert first["bbox"]["center"] == {"position": {"x": 16.0, "y": 24.0}, "theta": 0.0}
@@ -184,28 +186,28 @@ def test_a_robot_gets_everything_that_is_known_of_a_frame(router, tmp_path):
     assert second["bbox"]["center"]["theta"] == pytest.approx(np.radians(30), abs=1e-4)
     assert (second["bbox"]["size_x"], second["bbox"]["size_y"]) == (20.0, 10.0)
 
-    box = got["/detections_3d"]["detections"][0]["bbox"]
+    box = heard_messages["/detections_3d"]["detections"][0]["bbox"]
     position, size = box["center"]["position"], box["size"]
     assert position == pytest.approx({"x": (16 - 32) * 2 / 50, "y": 0.0, "z": 2.0})
     assert size == pytest.approx({"x": 16 * 2 / 50, "y": 32 * 2 / 40, "z": 0.0})
 
-    shapes = got["/annotations"]["points"]
+    shapes = heard_messages["/annotations"]["points"]
     assert [shape["type"] for shape in shapes if len(shape["points"]) == 1] == [1]
-    assert got["/annotations"]["texts"][0]["text"] == "red 0.90 #7"
+    assert heard_messages["/annotations"]["texts"][0]["text"] == "red 0.90 #7"
     assert shapes[0]["points"][0] == {"x": 8.0, "y": 8.0}
 
-    jpeg = np.frombuffer(bytes(got["/overlay/compressed"]["data"]), np.uint8)
+    jpeg = np.frombuffer(bytes(heard_messages["/overlay/compressed"]["data"]), np.uint8)
     assert cv2.imdecode(jpeg, cv2.IMREAD_COLOR).shape == (48, 64, 3)
-    labels = got["/labels"]
+    labels = heard_messages["/labels"]
     assert (labels["encoding"], labels["step"]) == ("mono8", 64)
     pixels = np.array(labels["data"], np.uint8).reshape(48, 64)
     assert (pixels[20, 10], pixels[20, 40], pixels[0, 0]) == (0, 1, 255)
     assert 255 in pixels[8:40, 8:24]  # the right half of the first box
-    assert [one["class_name"] for one in got["/label_info"]["class_map"]] == list(LABELS)
-    info = got["/camera_info"]
+    assert [one["class_name"] for one in heard_messages["/label_info"]["class_map"]] == list(LABELS)
+    info = heard_messages["/camera_info"]
     assert (info["width"], info["height"], info["d"][0], info["k"][4]) == (64, 48, 0.1, 40.0)
 
-    status = {one["name"]: one for one in got["/diagnostics"]["status"]}
+    status = {one["name"]: one for one in heard_messages["/diagnostics"]["status"]}
     frames = {one["key"]: one["value"] for one in status["tandem/door: frames"]["values"]}
     assert (frames["fps"], frames["dropped busy"]) == ("30.0", "3")
     ran = {one["key"]: one["value"] for one in status["tandem/door: processors"]["values"]}
@@ -290,17 +292,17 @@ def dds_client(locator, domain):
     ids = count(1)
 
     def send(service, kind, request):
-        own = f"clientid={next(ids)};"
-        replies = client._reader(f"rr{service}Reply", f"{kind}_Response", "reliable", own)
-        requests = client._writer(f"rq{service}Request", f"{kind}_Request", "reliable", own)
+        user_data = f"clientid={next(ids)};"
+        replies = client._reader(f"rr{service}Reply", f"{kind}_Response", "reliable", user_data)
+        requests = client._writer(f"rq{service}Request", f"{kind}_Request", "reliable", user_data)
         writer = requests._writer
         wait_for(writer.get_matched_subscriptions, PATIENCE_S, "the service")
         wait_for(replies.get_matched_publications, PATIENCE_S, "its answers")
-        told = [writer.get_matched_subscription_data(one).qos[Policy.Userdata].data
-                for one in writer.get_matched_subscriptions()]  # fmt: skip
-        told += [replies.get_matched_publication_data(one).qos[Policy.Userdata].data
-                 for one in replies.get_matched_publications()]  # fmt: skip
-        assert told[0].split(b";")[0] == told[1].split(b";")[0] != b""
+        service_data = [writer.get_matched_subscription_data(one).qos[Policy.Userdata].data
+                        for one in writer.get_matched_subscriptions()]  # fmt: skip
+        service_data += [replies.get_matched_publication_data(one).qos[Policy.Userdata].data
+                         for one in replies.get_matched_publications()]  # fmt: skip
+        assert service_data[0].split(b";")[0] == service_data[1].split(b";")[0] != b""
         head = bytes(range(16))
         requests.put(request[:4] + head + request[4:], 1)
         reply = next(replies.take_iter(timeout=duration(seconds=PATIENCE_S))).cdr

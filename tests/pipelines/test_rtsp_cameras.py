@@ -217,19 +217,19 @@ def forward(client: socket.socket, server: socket.socket, port: int) -> None:
 def hikvision(port: int) -> Iterator[str]:
     """A camera before the RTSP server at `port`: yields the address of its first channel."""
     listener = socket.create_server(("127.0.0.1", 0))
-    own = listener.getsockname()[1]
+    camera_port = listener.getsockname()[1]
 
     def serve() -> None:
         try:
             client, _ = listener.accept()
             with client, socket.create_connection(("127.0.0.1", port)) as server:
-                forward(client, server, own)
+                forward(client, server, camera_port)
         except OSError:
             return  # the test has ended
 
     threading.Thread(target=serve, daemon=True).start()
     with listener:
-        yield f"rtsp://127.0.0.1:{own}{HIKVISION}"
+        yield f"rtsp://127.0.0.1:{camera_port}{HIKVISION}"
 
 
 def test_a_session_description_with_private_attributes_and_metadata_is_read() -> None:

@@ -83,8 +83,8 @@ def test_clients_show_a_certificate_of_the_ca(
     pem, key = certificate
     root = write_repository(tmp_path / "models")
     with served(root, certificate=pem, key=key, client_ca=pem) as ports:
-        own = {"certfile": str(pem), "keyfile": str(key)}
-        for files, is_taken in ((own, True), ({}, False)):
+        client_files = {"certfile": str(pem), "keyfile": str(key)}
+        for files, is_taken in ((client_files, True), ({}, False)):
             options = {"ssl": True, "ssl_options": {"ca_certs": str(pem), **files}}
             with triton_http.InferenceServerClient(
                 f"127.0.0.1:{ports.http}", insecure=True, **options

@@ -447,14 +447,14 @@ def test_what_a_client_names_at_length_is_not_kept(region: tuple[Regions, Path])
     tensor = from_bytes("y", "FP32", (1,), bytes(4))
     request = InferRequest("of this test", "", [])
     encode: Callable[[InferResponse], object]
-    for kept, encode in (
+    for cached, encode in (
         (_known_response_head, encode_grpc),
         (_known_response_json, partial(encode_http, request=request, all_binary=True)),
     ):
         for ident, added in (("1" * KEPT_ID, 1), ("2" * (KEPT_ID + 1), 0)):
-            before = kept.cache_info().currsize
+            before = cached.cache_info().currsize
             encode(InferResponse("of this test", "1", [tensor], ident))
-            assert kept.cache_info().currsize == before + added
+            assert cached.cache_info().currsize == before + added
     with pytest.raises(Refusal, match="a name of 1025 characters; at most 1024"):
         region[0].register("x" * 1025, region[1].name, 0, 8)
 

@@ -245,11 +245,11 @@ def truth(frame: Frame) -> Detections:
 
 
 def test_both_releases_see_the_same_frames_at_a_bounded_rate(tmp_path: Path) -> None:
-    told: list[Shadow] = []
+    reports: list[Shadow] = []
     with tap_at(tmp_path) as tap, Loop(tap, truth) as loop:
         begin_s = time.monotonic()
         agreement = compare_live(candidate(), tmp_path / "tap", Limits(1.0, 3, WAIT_S, 20.0),
-            told.append)  # fmt: skip
+            reports.append)  # fmt: skip
         took_s = time.monotonic() - begin_s
         assert agreement.share == 1.0
         assert agreement.counted >= 2 * agreement.frames
