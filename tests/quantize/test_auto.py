@@ -94,7 +94,7 @@ WIDE, NARROW = 2.0, 1.0
 
 
 @pytest.mark.parametrize(
-    ("chosen", "other", "gains", "taken"),
+    ("chosen", "second_range", "gains", "taken"),
     [
         # One sample gains much, all others lose a little: what clipping it away costs.
         (NARROW, WIDE, np.r_[np.full(SAMPLES - 1, -0.1), 2.0], True),
@@ -106,9 +106,9 @@ WIDE, NARROW = 2.0, 1.0
     ],
 )
 def test_a_narrower_range_needs_proof_and_a_wider_one_does_not(
-    chosen: float, other: float, gains: np.ndarray, taken: bool
+    chosen: float, second_range: float, gains: np.ndarray, taken: bool
 ) -> None:
-    candidates = {"t": {"a": chosen, "b": other}, "u": {"a": 1.0, "b": 3.0}}
+    candidates = {"t": {"a": chosen, "b": second_range}, "u": {"a": 1.0, "b": 3.0}}
 
     def errors(assignment, samples=ALL):
         t = gains * (assignment.get("t") == chosen)  # so what gains much has large errors
@@ -116,7 +116,7 @@ def test_a_narrower_range_needs_proof_and_a_wider_one_does_not(
         return (30.0 + t + u)[samples]
 
     result = choose_ranges(candidates, errors, start="a")
-    assert result.amax == {"t": other if taken else chosen, "u": 1.0}
+    assert result.amax == {"t": second_range if taken else chosen, "u": 1.0}
 
 
 def test_candidates_that_agree_are_tried_once(rng: np.random.Generator) -> None:
@@ -129,11 +129,11 @@ def test_candidates_that_agree_are_tried_once(rng: np.random.Generator) -> None:
 
 
 def test_noise_on_its_own_is_asked_of_the_callable_for_it(rng: np.random.Generator) -> None:
-    whole, own = Additive(rng), Additive(rng)
-    own.noise = whole.noise
-    result = choose_ranges(whole.candidates, whole, own)
-    assert all(len(assignment) == 1 for assignment, _ in own.assignments)
-    assert len(own.assignments) == 6
+    whole, single = Additive(rng), Additive(rng)
+    single.noise = whole.noise
+    result = choose_ranges(whole.candidates, whole, single)
+    assert all(len(assignment) == 1 for assignment, _ in single.assignments)
+    assert len(single.assignments) == 6
     assert all(len(assignment) == 6 for assignment, _ in whole.assignments)
     assert result.error <= min(result.single.values())
 

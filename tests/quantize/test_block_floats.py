@@ -192,8 +192,8 @@ def test_products_that_do_not_fit_stay_in_floating_point(
     }
     with pytest.raises(BuildError, match=r"NVFP4 needs .* MatMul:h: 'x' has no range"):
         simulated(model, NVFP4, {})
-    kept = exported(model, MXFP8, {}, ["MatMul:y"])
-    assert sum(node.op_type == "TRT_MXFP8DynamicQuantize" for node in kept.graph) == 1
+    partly_float = exported(model, MXFP8, {}, ["MatMul:y"])
+    assert sum(node.op_type == "TRT_MXFP8DynamicQuantize" for node in partly_float.graph) == 1
     with pytest.raises(BuildError, match="the model has none"):
         exported(model, MXFP8, {}, ["MatMul:h"])
 

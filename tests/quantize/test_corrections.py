@@ -381,9 +381,9 @@ def test_the_scale_rules_say_what_they_cost_where_samples_can_tell(
     dla = [row.node for row in result.manifest.plan if row.processor.startswith("dla")]
     tied = unify_scales(ranges.model, ranges.table.tensors, dla).amax
     trial, plain = TrialModel(ranges.model), ActivationRunner(ranges.model, list(rules.effects))
-    own = ranges.table.tensors
+    untied = ranges.table.tensors
     for name, one in rules.effects.items():
-        for amax, expected in ((own, one.before), (tied, one.after)):
+        for amax, expected in ((untied, one.before), (tied, one.after)):
             assigned = {tensor: amax[tensor] for tensor in trial.tensors}
             pairs = [(plain(s)[name], trial(assigned, s)[name]) for s, _ in ranges.judges]
             exact, tried = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))

@@ -119,8 +119,8 @@ def test_a_worker_of_another_python_is_refused_by_name_and_the_others_do_its_wor
     monkeypatch.setattr(shards, "MIN_SAMPLES", 20)
     model = small_convnet(tmp_path / "m.onnx", rng)
     np.save(tmp_path / "data.npy", rng.normal(size=(200, 3, 32, 32)).astype(np.float32))
-    other, minor = another_python(tmp_path / "other")
-    workers = [start_worker(scheduler, other)]
+    python, minor = another_python(tmp_path / "other")
+    workers = [start_worker(scheduler, python)]
     try:
         workers.append(start_worker(scheduler))
         words = ["calibrate", str(model), "--data", str(tmp_path / "data.npy"), "--accept-loss"]
@@ -140,8 +140,8 @@ def test_a_worker_of_another_python_is_refused_by_name_and_the_others_do_its_wor
 def another_python(folder: Path) -> tuple[str, str]:
     """Make an environment of another Python for a worker of Dask; return its interpreter and its
     version, as 3.12."""
-    own = "{}.{}".format(*sys.version_info)
-    others = {minor: python_of(minor) for minor in ("3.12", "3.10", "3.13") if minor != own}
+    this_minor = "{}.{}".format(*sys.version_info)
+    others = {minor: python_of(minor) for minor in ("3.12", "3.10", "3.13") if minor != this_minor}
     present = [(minor, program) for minor, program in others.items() if program is not None]
     if not present:
         pytest.skip("this machine has no other Python")

@@ -315,8 +315,8 @@ def test_a_table_keeps_nodes_and_the_measured_one_gives_the_same_products(
         size,
         measured.manifest.segments,
     )
-    kept = build(case, tmp_path, table=table_of(table.tensors, keep_float=("Gemm:f",)))
-    assert "Gemm:f stays FP16: the calibration table keeps it so" in kept.notes
+    with_float_node = build(case, tmp_path, table=table_of(table.tensors, keep_float=("Gemm:f",)))
+    assert "Gemm:f stays FP16: the calibration table keeps it so" in with_float_node.notes
 
 
 def test_corrections_of_int8_are_left_out_of_fp8() -> None:

@@ -123,16 +123,17 @@ def test_a_cache_comes_back_with_its_bytes(tmp_path: Path, model: Path) -> None:
 def test_a_table_of_another_file_is_said(tmp_path: Path, model: Path) -> None:
     amax = dict.fromkeys(tensors_of(model), 2.0)
     sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
-    own, second, cache = tmp_path / "own.json", tmp_path / "other.json", tmp_path / "c"
-    write_table(own, measured(amax, model_sha256=sha256))
-    write_table(second, measured(amax))
+    same_model, no_model, cache = tmp_path / "own.json", tmp_path / "other.json", tmp_path / "c"
+    write_table(same_model, measured(amax, model_sha256=sha256))
+    write_table(no_model, measured(amax))
     write_cache(cache, cache_of(amax, "8502"))  # which says nothing of its model
     message = "the calibration table was measured on another model file"
     notes_of = {
-        path: " ".join(result_of(path, "--model", model)["notes"]) for path in (own, second, cache)
+        path: " ".join(result_of(path, "--model", model)["notes"])
+        for path in (same_model, no_model, cache)
     }
     assert [message in text for text in notes_of.values()] == [False, True, False]
-    assert f"this file has {sha256[:12]}" in notes_of[second]
+    assert f"this file has {sha256[:12]}" in notes_of[no_model]
 
 
 def test_a_qdq_model_becomes_cache_plain_model_and_layers(

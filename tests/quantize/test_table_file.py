@@ -182,9 +182,9 @@ def test_ranges_are_carried_over_from_neighbours_and_counted(
         del amax[name]
     table = imported_table({**amax, "stray:0": 1.0}, "0" * 64)
     result = build_engine(path, "laptop", tmp_path / "m.engine", BuildOptions(table=table))
-    told = "\n".join(result.notes)
-    assert "1 names in the calibration table are no tensors of the model: 'stray:0'" in told
-    assert "3 tensors lack a range and take that of a neighbour: 'r1', 'p', 'f'" in told
+    notes = "\n".join(result.notes)
+    assert "1 names in the calibration table are no tensors of the model: 'stray:0'" in notes
+    assert "3 tensors lack a range and take that of a neighbour: 'r1', 'p', 'f'" in notes
     original = import_model(path).model
     fitted = fit_table(table, original, run_passes(original)[0])
     assert fitted.table.tensors["r1"] == amax["i1"]

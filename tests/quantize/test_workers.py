@@ -217,18 +217,20 @@ class Foreign(ThreadPoolExecutor):
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("Tandem", "0.0.1+feed"), ("Python", "3.9"), ("numpy", "1.0"), ("onnx", "")]
+    ("name", "worker_version"),
+    [("Tandem", "0.0.1+feed"), ("Python", "3.9"), ("numpy", "1.0"), ("onnx", "")],
 )
 def test_a_worker_of_another_version_is_refused_by_name_before_it_computes(
-    name: str, other: str, monkeypatch: pytest.MonkeyPatch
+    name: str, worker_version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolkit.workers.REFUSED_S", 0.0)
     RUNS.clear()
-    own = re.escape(versions(BUILDING)[name])
+    building_version = re.escape(versions(BUILDING)[name])
     refusal = (
-        rf"worker .*process {os.getpid()} runs {name} {own}, not {re.escape(other or '(none)')}"
+        rf"worker .*process {os.getpid()} runs {name} {building_version}, "
+        rf"not {re.escape(worker_version or '(none)')}"
     )
-    foreign = Workers(lambda: Foreign(**{name: other}))
+    foreign = Workers(lambda: Foreign(**{name: worker_version}))
     with foreign as workers, pytest.raises(WorkersError, match=refusal):
         list(workers.run(count_run, {1: ()}))
     assert not RUNS
