@@ -44,10 +44,10 @@ def test_the_detector_gives_the_bits_of_the_python_session(
     results: list[list[dict[str, bytes]]] = [[], [], [], []]
 
     def run(rows: list[dict[str, bytes]]) -> None:
-        own = NativeSession(native, tmp_path / "e")
-        assert [kind for _, kind, _ in own.reports()] == ["cuda"]
-        rows += [bits(own.infer({"images": picture})) for picture in pictures]
-        own.close()
+        native_session = NativeSession(native, tmp_path / "e")
+        assert [kind for _, kind, _ in native_session.reports()] == ["cuda"]
+        rows += [bits(native_session.infer({"images": picture})) for picture in pictures]
+        native_session.close()
 
     threads = [Thread(target=run, args=(rows,)) for rows in results]
     for thread in threads:

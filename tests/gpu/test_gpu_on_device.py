@@ -127,8 +127,8 @@ def test_arrays_of_a_library_give_the_bits_of_infer_without_a_copy(
         assert np.array_equal(back(name, result), truth)
     target = on_gpu(name, np.zeros_like(expected[0]))
     result = session.infer_on_device({"x": arrays[0]}, {"y": target})["y"]
-    own = target.cpu().numpy() if name == "torch" else target.get()
-    assert np.array_equal(own, expected[0])
+    target_values = target.cpu().numpy() if name == "torch" else target.get()
+    assert np.array_equal(target_values, expected[0])
     assert np.array_equal(result.numpy(), expected[0])
 
 
@@ -155,8 +155,8 @@ def test_the_stream_of_the_caller_is_kept(
         session.infer_on_device({"x": x}, {"y": target}, stream=stream)
     stream.synchronize()
     for target, truth in zip(y, expected, strict=True):
-        own = target.cpu().numpy() if name == "torch" else target.get()
-        assert np.array_equal(own, truth)
+        target_values = target.cpu().numpy() if name == "torch" else target.get()
+        assert np.array_equal(target_values, truth)
 
 
 def test_torch_reads_a_result_on_its_own_stream(session: Session, rng: np.random.Generator) -> None:
@@ -217,15 +217,15 @@ def test_pycudas_own_context_is_refused_by_name(session: Session) -> None:
     library("pycuda")
     pycuda = import_module("pycuda.driver")
     session.infer_on_device({"x": on_gpu("pycuda", np.zeros(SHAPE, np.float32))})
-    own = pycuda.Device(0).make_context()
+    context = pycuda.Device(0).make_context()
     try:
         memory = pycuda.mem_alloc(4 * int(np.prod(SHAPE)))
         with pytest.raises(SessionError, match=r"is not the primary one.*autoprimaryctx"):
             session.infer_on_device({"x": DeviceArray(memory, SHAPE, "f4")})
         memory.free()
     finally:
-        own.pop()
-        own.detach()
+        context.pop()
+        context.detach()
 
 
 def test_a_plugins_kernel_is_tried_with_pycuda(tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def test_the_command_prints_a_table_or_json(engine: Path, tmp_path: Path) -> Non
     shown = runner.invoke(tandem, ["inspect", str(engine), "--kernels"])
     assert "roofline us" in shown.output
     assert "us by roofline" in shown.output
-    told = runner.invoke(tandem, ["inspect", str(engine), "--kernels", "--json"])
-    assert json.loads(told.output)["operations"][0]["segment"] == "gpu.0"
+    as_json = runner.invoke(tandem, ["inspect", str(engine), "--kernels", "--json"])
+    assert json.loads(as_json.output)["operations"][0]["segment"] == "gpu.0"
     (tmp_path / "t.json").write_text("{}")
     wrong = runner.invoke(
         tandem, ["inspect", str(engine), "--kernels", "--times", str(tmp_path / "t.json")]

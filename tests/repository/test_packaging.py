@@ -412,8 +412,8 @@ def test_quick_commands_load_few_modules(
         "print('modules', *sys.modules)"
     )
     loaded = run(str(board / "python"), "-I", "-c", code).splitlines()[-1].split()[1:]
-    own = [name for name in loaded if name.partition(".")[0] == "tandem"]
+    tandem_modules = [name for name in loaded if name.partition(".")[0] == "tandem"]
     others = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"__main__"}
     others = {name for name in others if not name.startswith("_")}  # _virtualenv and alike
     assert others - {"tandem", "click", "msgspec", "typing_extensions"} == packages
-    assert len(own) <= most_modules
+    assert len(tandem_modules) <= most_modules

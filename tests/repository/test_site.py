@@ -236,8 +236,8 @@ def test_every_struct_that_is_read_or_sent_has_its_table() -> None:
         (track_config, track_config.Value),
         (documents, documents._Document),
     ):
-        own = {one for one in vars(module).values() if isinstance(one, type)}
-        assert {one for one in own if issubclass(one, base) and one is not base} <= shown
+        classes = {one for one in vars(module).values() if isinstance(one, type)}
+        assert {one for one in classes if issubclass(one, base) and one is not base} <= shown
 
 
 def test_every_decoder_is_in_the_table_of_families() -> None:

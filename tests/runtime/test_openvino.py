@@ -127,9 +127,9 @@ def test_each_size_of_a_dynamic_dimension_runs_in_the_callers_arrays(
             assert returned is target
             expected = plain.infer(feeds)["y"]
             np.testing.assert_allclose(returned, expected, rtol=0, atol=2e-2)
-            kept = session.infer(feeds)["y"]
+            earlier_output = session.infer(feeds)["y"]
             session.infer({"x": picture(size, 9)})
-            assert kept.tobytes() == returned.tobytes()
+            assert earlier_output.tobytes() == returned.tobytes()
 
 
 @real

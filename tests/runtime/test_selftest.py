@@ -397,10 +397,10 @@ def test_the_cases_of_rules_are_valid_models_on_both_sides_of_most_rules() -> No
 @pytest.mark.slow
 def test_the_command_makes_a_kit_with_its_script_and_wheels(tmp_path: Path) -> None:
     (tmp_path / "tandem_edge-0.whl").write_bytes(b"wheel")
-    own = small_convnet(tmp_path / "mine.onnx", np.random.default_rng(5))
+    model_file = small_convnet(tmp_path / "mine.onnx", np.random.default_rng(5))
     done = subprocess.run(
         [sys.executable, "-m", "scripts.make_board_kit", "--profile", "laptop", "--no-networks",
-         "--reference", "convolutions", "--model", str(own), "--no-demo", "--json",
+         "--reference", "convolutions", "--model", str(model_file), "--no-demo", "--json",
          "--wheel", str(tmp_path / "tandem_edge-0.whl"), "--out", str(tmp_path / "kit")],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -408,7 +408,7 @@ def test_the_command_makes_a_kit_with_its_script_and_wheels(tmp_path: Path) -> N
     counts = json.loads(done.stdout)
     assert (counts["references"], counts["rules"], counts["networks"]) == (3, 0, 1)
     kit = load_kit(tmp_path / "kit")
-    assert kit.networks[0].model_sha256 == hashlib.sha256(own.read_bytes()).hexdigest()
+    assert kit.networks[0].model_sha256 == hashlib.sha256(model_file.read_bytes()).hexdigest()
     assert (tmp_path / "kit/board_kit.sh").exists()
     assert (tmp_path / "kit/numpy_bound.py").exists()
     assert (tmp_path / "kit/wheels/tandem_edge-0.whl").read_bytes() == b"wheel"

@@ -53,10 +53,10 @@ def run(engine: Path, zero_copy: bool | None, x: np.ndarray) -> dict[str, np.nda
         session.infer(feeds, outputs)
         feeds[name][...] = x
         mapped = session.infer(feeds, outputs)
-        own = session.infer({name: x})
-        for output, values in own.items():
+        copied = session.infer({name: x})
+        for output, values in copied.items():
             assert np.array_equal(values, mapped[output])
-        return own
+        return copied
 
 
 def test_nothing_is_copied_and_results_stay(

@@ -90,8 +90,8 @@ def test_a_report_of_what_is_not_there_is_false(tmp_path: Path) -> None:
 
 
 def test_what_outlives_its_agent_is_an_orphan() -> None:
-    own, child = pipeline(11, 10), Process(12, 11, module_command(CHILD, "11"), "S", 1)
-    assert not no_orphans(sight(None, own, child), lambda row: row.is_camera_reader)
+    agents_pipeline, child = pipeline(11, 10), Process(12, 11, module_command(CHILD, "11"), "S", 1)
+    assert not no_orphans(sight(None, agents_pipeline, child), lambda row: row.is_camera_reader)
     assert no_orphans(sight(None, child), lambda row: row.is_camera_reader)
     assert no_orphans(sight(None, pipeline(11, 1)), lambda row: row.is_pipeline)
 
@@ -108,9 +108,9 @@ def test_a_camera_that_is_away_must_be_said() -> None:
 
 
 def test_a_frozen_pipeline_must_not_stay() -> None:
-    own = pipeline(11, 10)
-    frozen = Process(own.pid, own.parent, own.command, "T", 1)
-    assert not hung_pipeline_is_killed(sight(reported("running"), own))
+    running = pipeline(11, 10)
+    frozen = Process(running.pid, running.parent, running.command, "T", 1)
+    assert not hung_pipeline_is_killed(sight(reported("running"), running))
     assert hung_pipeline_is_killed(sight(reported("running"), frozen))
     assert not hung_pipeline_is_killed(sight(reported("starting"), frozen))
 
