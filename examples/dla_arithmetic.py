@@ -43,8 +43,8 @@ def main() -> None:
         f"convolution: {np.mean(off > 0):.1%} of the numbers differ from exact scales, by at most"
     )
     print(f"  {off.max()} steps; the channel with the smallest factor keeps ", end="")
-    kept = dla.multiplier_of(factor).scale.min()
-    print(f"{int(kept).bit_length()} of 15 bits of its multiplier")
+    least_scale = dla.multiplier_of(factor).scale.min()
+    print(f"{int(least_scale).bit_length()} of 15 bits of its multiplier")
 
     # A pooling rounds along the width, then along the height.
     pooled = dla.average(y[None], dla.Window((2, 2), (2, 2)))

@@ -271,8 +271,8 @@ class Stand:
     def says(self) -> str:
         """Return the last that the agent said of its pipeline."""
         lines = (self.folder / "agent.log").read_text(errors="replace").splitlines()
-        told = [line for line in lines if "the pipeline" in line and "xxxx" not in line]
-        return told[-1].split(":", 2)[-1].strip() if told else ""
+        pipeline_lines = [line for line in lines if "the pipeline" in line and "xxxx" not in line]
+        return pipeline_lines[-1].split(":", 2)[-1].strip() if pipeline_lines else ""
 
 
 @contextmanager

@@ -135,10 +135,10 @@ class Changes:
         running = type(reported.running)(slot="a", sha256=reported.running.sha256,
             name="person", version=version)  # fmt: skip
         fields = {name: getattr(reported, name) for name in reported.__struct_fields__}
-        told = type(reported)(**{**fields, "running": running})
+        changed = type(reported)(**{**fields, "running": running})
         now_s = time.time()
         with self._database.write():
-            save_devices(self._database, [replace(self._row, reported=told, heard_s=now_s)])
+            save_devices(self._database, [replace(self._row, reported=changed, heard_s=now_s)])
             save_ear(self._database, ListeningPeriod(now_s - 10_000.0, now_s))
         return f"person {version}"
 

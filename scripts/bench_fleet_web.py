@@ -124,13 +124,15 @@ def fill(database: Database, count: int) -> None:
     for version in (1, 2, 3):
         spec = v.RolloutSpec(key="bench", release=release_of(version), groups=("rest",))
         started, tick = v.Started(at_s=now_s, members=members), v.Tick(at_s=now_s)
-        told: list[v.Event] = [
+        answers: list[v.Event] = [
             v.Answered(at_s=now_s, device=name, live=n % 100 != 1, reason="no room")
             for n, name in enumerate(names if version < 3 else names[: count // 2])
         ]
         with database.write():
             number = rollouts.create_rollout(database, spec, started, Path("/none"), "bench")
-            applied = rollouts.note_events(database, number, [tick, *told, tick], now_s, "server")
+            applied = rollouts.note_events(
+                database, number, [tick, *answers, tick], now_s, "server"
+            )
             rollouts.set_applied(database, applied)
             state = rollouts.load_state(database, number, spec)
             rollouts.keep_state(database, number, v.RolloutState(), state)

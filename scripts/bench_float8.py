@@ -129,9 +129,9 @@ def compare(folder: Path, subject: str, batch: int, form: str = "fp8") -> str:
     model = SUBJECTS[subject](batch)
     feeds, (output,) = sample(model, 0), [str(value.name) for value in model.graph.outputs]
     truth = run_cpu(model, feeds, [output])[output]
-    half, other = (time_engine(folder, f"{subject}-{one}", feeds, truth) for one in ("fp16", form))
-    times = f"{half[0]:.1f} | {other[0]:.1f} | {half[0] / other[0]:.2f}"
-    return f"| {subject} | {times} | {half[1]:.1e} | {other[1]:.1e} |"
+    half, narrow = (time_engine(folder, f"{subject}-{one}", feeds, truth) for one in ("fp16", form))
+    times = f"{half[0]:.1f} | {narrow[0]:.1f} | {half[0] / narrow[0]:.2f}"
+    return f"| {subject} | {times} | {half[1]:.1e} | {narrow[1]:.1e} |"
 
 
 def main() -> None:

@@ -238,8 +238,8 @@ def mlserver(python: Path) -> Peer:
         settings = {"name": NAME, "implementation": "identity_runtime.Identity"}
         (models / "model-settings.json").write_text(json.dumps(settings))
         ports = {"http_port": http, "grpc_port": grpc, "metrics_port": free_port()}
-        own = {**ports, "parallel_workers": 0, "host": "127.0.0.1"}
-        (models / "settings.json").write_text(json.dumps(own))
+        server_settings = {**ports, "parallel_workers": 0, "host": "127.0.0.1"}
+        (models / "settings.json").write_text(json.dumps(server_settings))
         return [str(python.parent / "mlserver"), "start", str(models)]
 
     return Peer("MLServer", command)

@@ -116,14 +116,17 @@ def table(cells: Mapping[str, Cells], tuned: Mapping[str, Cells]) -> list[str]:
             cell = of.get((name, batch, subject))  # noqa: B023  (called within this round)
             return math.nan if cell is None or cell.error is None else cell.time_us
 
-        own = {p: time_us(p, tuned["slice"]) for p in PRECISIONS}
+        tuned_us = {p: time_us(p, tuned["slice"]) for p in PRECISIONS}
         first = {p: time_us(p, cells["slice"]) for p in PRECISIONS}
         compiled, eager = (time_us(peer, cells["slice"]) for peer in ("compiled", "eager"))
         whole = time_us("compiled", cells["whole"]) / time_us("fp16", tuned["whole"])
         figures = (
-            *(f"{value:.0f}" for value in (own["fp16"], own["int8"], compiled, eager)),
-            *(f"{value:.2f}" for value in (compiled / own["fp16"], own["fp16"] / own["int8"])),
-            *(f"{first[p] / own[p]:.2f}" for p in PRECISIONS),
+            *(f"{value:.0f}" for value in (tuned_us["fp16"], tuned_us["int8"], compiled, eager)),
+            *(
+                f"{value:.2f}"
+                for value in (compiled / tuned_us["fp16"], tuned_us["fp16"] / tuned_us["int8"])
+            ),
+            *(f"{first[p] / tuned_us[p]:.2f}" for p in PRECISIONS),
             f"{whole:.2f}",
         )
         lines.append(f"| {name} | {batch} | " + " | ".join(figures) + " |")
@@ -219,11 +222,11 @@ def measure(options: argparse.Namespace) -> None:
                 nothing = ("--networks", "--precisions", "--peers")
                 run = bench(environments[place], folder / f"{prefix}-limits.json", *nothing)
                 build(options, engines, run)
-            own = ("--peers", "--engines", engines, "--precisions", *options.precisions)
+            engine_options = ("--peers", "--engines", engines, "--precisions", *options.precisions)
             cache = ("--timing-cache", folder / f"{prefix}.timings")
             subjects: dict[str, tuple[object, ...]] = {
-                "predicted": own,
-                "tuned": (*own, "--layers", *cache),
+                "predicted": engine_options,
+                "tuned": (*engine_options, "--layers", *cache),
                 "peers": ("--precisions",),
             }
             for part in options.parts:

@@ -223,20 +223,20 @@ def _losses(
 ) -> str:
     lost = []
     ours = [row for row in rows if row.who == TANDEM and row.method == method]
-    for own in ours:
+    for our_row in ours:
         peers = [
             row
             for row in rows
-            if (row.model, row.output, row.who) == (own.model, own.output, PEER)
+            if (row.model, row.output, row.who) == (our_row.model, our_row.output, PEER)
             and row.method in peer_methods
             and row.form in forms
         ]
         if not peers:
             return "not run"
         best = max(peers, key=lambda row: row.sqnr_db)
-        if best.sqnr_db - own.sqnr_db > SAME_DB:
+        if best.sqnr_db - our_row.sqnr_db > SAME_DB:
             lost.append(
-                f"{own.model} {own.output} by {best.sqnr_db - own.sqnr_db:.1f} dB "
+                f"{our_row.model} {our_row.output} by {best.sqnr_db - our_row.sqnr_db:.1f} dB "
                 f"to {best.method} {best.form}"
             )
     return f"loses on {'; '.join(lost)}" if lost else f"loses on none of {len(ours)}"

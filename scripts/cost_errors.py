@@ -141,8 +141,10 @@ def _scale(errors: Sequence[Error]) -> ErrorScale:
     scaled = logs / scale
     boards = {}
     for board in sorted({error.case.device for error in errors}):
-        own = np.abs(scaled[[error.case.device == board for error in errors]])
-        boards[board] = max(1.0, (OWN_ROWS + float(np.sum(own))) / (OWN_ROWS + len(own)))
+        board_errors = np.abs(scaled[[error.case.device == board for error in errors]])
+        boards[board] = max(
+            1.0, (OWN_ROWS + float(np.sum(board_errors))) / (OWN_ROWS + len(board_errors))
+        )
     return ErrorScale(
         rows=len(errors),
         scale=round(scale, 4),
@@ -169,10 +171,10 @@ def without_networks(errors: Sequence[Error]) -> Iterator[Judged]:
     """Yield rows of time with intervals that know nothing of their network."""
     unknown: frozenset[Distance] = frozenset({"network"})
     for network in sorted({error.network for error in errors}):
-        own = [e for e in errors if e.network == network and e.left_out != "device"]
+        network_errors = [e for e in errors if e.network == network and e.left_out != "device"]
         others = [error for error in errors if error.network != network]
         rows, scale = ErrorRows(list(gpu_rows(_of("gpu", others)))), _scale(_of("dla", others))
-        for error in own:
+        for error in network_errors:
             if error.part == "gpu":
                 yield error, rows.spread(error.row, error.apart | unknown)
             elif error.part == "dla":

@@ -250,13 +250,13 @@ def _fit_contention(
     """Fit the slowdown to the hundred cells of PCCS; return the errors of its factor too."""
     peak = load_profile("agx-xavier-32gb").memory.bandwidth_gbps.value
     cells = [row for row in raw if row["metric"] == "achieved_bw_gbps"]
-    own = np.array([float(row["input"].split()[1]) for row in cells]) / peak
+    own_demand = np.array([float(row["input"].split()[1]) for row in cells]) / peak
     others = np.array([float(row["notes"].split("demand ")[1].split()[0]) for row in cells]) / peak
-    slowdowns = own * peak / np.array([float(row["value"]) for row in cells])
+    slowdowns = own_demand * peak / np.array([float(row["value"]) for row in cells])
 
     def factor(values: Array) -> Array:
         return np.asarray(
-            1 + values[2] * np.maximum(0, own - values[0]) * np.minimum(others, values[1])
+            1 + values[2] * np.maximum(0, own_demand - values[0]) * np.minimum(others, values[1])
         )
 
     fitted = solve(lambda v: np.log(factor(v) / slowdowns), (0.2, 0.4, 5.0), (1.0, 1.0, 100.0))

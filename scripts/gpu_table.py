@@ -133,18 +133,18 @@ def half_table(cells: Cells) -> list[str]:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, batch, first in _rows(cells, "fp16"):
-        own = cells[name, batch, "fp16"]
+        cell = cells[name, batch, "fp16"]
         compiled, eager = (cells.get((name, batch, peer)) for peer in (COMPILED, "eager"))
         columns = (
             NAMES.get(name, name) if first else "",
             batch,
-            _time(own),
+            _time(cell),
             _time(compiled),
             _time(eager),
-            _ratio(compiled, own),
-            _floor(own),
-            f"{own.time_us / own.floor_us:.1f}",
-            own.error_text,
+            _ratio(compiled, cell),
+            _floor(cell),
+            f"{cell.time_us / cell.floor_us:.1f}",
+            cell.error_text,
             "" if compiled is None else compiled.error_text,
         )
         lines.append(_row(columns))
@@ -159,17 +159,17 @@ def integer_table(cells: Cells) -> list[str]:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, batch, first in _rows(cells, "int8"):
-        own = cells[name, batch, "int8"]
+        cell = cells[name, batch, "int8"]
         columns = (
             NAMES.get(name, name) if first else "",
             batch,
-            _time(own),
-            f"{batch / own.time_us * 1e6:.0f}",
-            _ratio(cells.get((name, batch, COMPILED)), own),
-            _ratio(cells.get((name, batch, "fp16")), own),
-            _floor(own),
-            f"{own.time_us / own.floor_us:.1f}",
-            own.error_text,
+            _time(cell),
+            f"{batch / cell.time_us * 1e6:.0f}",
+            _ratio(cells.get((name, batch, COMPILED)), cell),
+            _ratio(cells.get((name, batch, "fp16")), cell),
+            _floor(cell),
+            f"{cell.time_us / cell.floor_us:.1f}",
+            cell.error_text,
         )
         lines.append(_row(columns))
     return lines
@@ -200,8 +200,8 @@ def _floor(cell: Cell) -> str:
     return f"{cell.floor_us:.0f}"
 
 
-def _ratio(peer: Cell | None, own: Cell) -> str:
-    return "" if peer is None else f"{peer.time_us / own.time_us:.2f}x"
+def _ratio(peer: Cell | None, cell: Cell) -> str:
+    return "" if peer is None else f"{peer.time_us / cell.time_us:.2f}x"
 
 
 def main() -> None:

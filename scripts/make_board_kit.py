@@ -53,9 +53,9 @@ def main() -> int:
     add("--profile", required=True)
     add("--jetpack", help="[default: the best for the profile]")
     add("--out", type=Path, required=True, help="the folder to write")
-    names, own = sorted(NETWORKS), "also time this ONNX model; its weights stay here"
+    names, model_help = sorted(NETWORKS), "also time this ONNX model; its weights stay here"
     add("--network", action="append", choices=names, help="[default: twelve of them]")
-    add("--model", type=Path, action="append", default=[], help=own)
+    add("--model", type=Path, action="append", default=[], help=model_help)
     kinds, wheels = ["int8", "fp16"], "a wheel for the kit: Tandem's, and what the board lacks"
     add("--precision", action="append", choices=kinds, help="of the networks [default: int8]")
     add("--reference", action="append", choices=sorted(REFERENCES), help="[default: all]")

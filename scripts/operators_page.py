@@ -159,8 +159,10 @@ def _shares(outcomes: Mapping[str, Outcome]) -> list[str]:
         f"|---|--:|--:|--:|--:|--:|--:|{'--:|' * len(PEERS)}",
     ]
     for kind in KINDS:
-        own = [outcome for name, outcome in outcomes.items() if name.startswith(f"{kind}/")]
-        lines.append(_share_row(kind, own, [peer.shares.get(kind) for peer in PEERS]))
+        kind_outcomes = [
+            outcome for name, outcome in outcomes.items() if name.startswith(f"{kind}/")
+        ]
+        lines.append(_share_row(kind, kind_outcomes, [peer.shares.get(kind) for peer in PEERS]))
     sums = [_sum(peer) for peer in PEERS]
     lines.append(_share_row("all", list(outcomes.values()), sums))
     return lines
@@ -172,18 +174,20 @@ def _sum(peer: Peer) -> tuple[int, int] | None:
     return sum(p for p, _ in peer.shares.values()), sum(t for _, t in peer.shares.values())
 
 
-def _share_row(kind: str, own: Sequence[Outcome], peers: Sequence[tuple[int, int] | None]) -> str:
-    passed = [outcome for outcome in own if outcome.status == "passed"]
+def _share_row(
+    kind: str, outcomes: Sequence[Outcome], peers: Sequence[tuple[int, int] | None]
+) -> str:
+    passed = [outcome for outcome in outcomes if outcome.status == "passed"]
     fixed = sum(outcome.fixed for outcome in passed)
-    refused = sum(outcome.status == "not covered" for outcome in own)
+    refused = sum(outcome.status == "not covered" for outcome in outcomes)
     cells = [
         kind,
-        f"{len(own)}",
-        f"{len(passed)} ({_percent(len(passed), len(own))})",
+        f"{len(outcomes)}",
+        f"{len(passed)} ({_percent(len(passed), len(outcomes))})",
         f"{len(passed) - fixed}",
         f"{fixed}",
         f"{refused}",
-        f"{len(own) - len(passed) - refused}",
+        f"{len(outcomes) - len(passed) - refused}",
         *("" if peer is None else f"{peer[0]} of {peer[1]} ({_percent(*peer)})" for peer in peers),
     ]
     return f"| {' | '.join(cells)} |"
@@ -209,17 +213,17 @@ def _operators(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) ->
     return lines
 
 
-def _operator_row(operator: str, own: Sequence[Outcome]) -> str:
-    passed = [outcome for outcome in own if outcome.status == "passed"]
+def _operator_row(operator: str, outcomes: Sequence[Outcome]) -> str:
+    passed = [outcome for outcome in outcomes if outcome.status == "passed"]
     stops: Counter[str] = Counter()
-    for outcome in own:
+    for outcome in outcomes:
         if outcome.status != "passed":
             stops.update({_short(outcome, operator)})
     words = "; ".join(f"{reason} ({count})" for reason, count in stops.most_common(3))
     more = "; ..." if len(stops) > 3 else ""
     how = _how(operator, bool(passed))
     fixed = sum(outcome.fixed for outcome in passed)
-    return f"| {operator} | {how} | {len(passed)} | {len(own)} | {fixed} | {words}{more} |"
+    return f"| {operator} | {how} | {len(passed)} | {len(outcomes)} | {fixed} | {words}{more} |"
 
 
 def _how(operator: str, passes: bool) -> str:

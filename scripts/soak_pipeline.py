@@ -126,14 +126,14 @@ def holdings() -> Holdings:
 
 def children(word: str = "") -> list[int]:
     """Return the ids of this process's children, zombies too, whose command line has a word."""
-    own: list[int] = []
+    pids: list[int] = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             command = path.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()
             if parent == os.getpid() and word in command:
-                own.append(int(path.parent.name))
-    return own
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def growth_mb(memory: list[tuple[float, float]], settle_s: float) -> float:

@@ -226,8 +226,8 @@ def matched(
             matched[iou] += same.found
             if iou == IOUS[0]:
                 worst = max(worst, same.worst_score_difference)
-        own = confident(outputs)
-        extra += len(own["scores"]) - agreement(own, exact, IOUS[0]).found
+        detections = confident(outputs)
+        extra += len(detections["scores"]) - agreement(detections, exact, IOUS[0]).found
     return Match(total, matched, extra, worst, _truth_found(tests, actual))
 
 
