@@ -73,7 +73,7 @@ class _Costs:
     engines: defaultdict[int, _RunningMedian] = field(
         default_factory=lambda: defaultdict(_RunningMedian)
     )
-    own: _RunningMedian = field(default_factory=_RunningMedian)
+    loop: _RunningMedian = field(default_factory=_RunningMedian)
     read: _RunningMedian = field(default_factory=_RunningMedian)
     prepare: _RunningMedian = field(default_factory=_RunningMedian)
 
@@ -145,7 +145,7 @@ class InFlightQueue:
         engine = self._costs.engines.get(size)
         if self._pending or engine is None:
             return False
-        usual_s = engine.value_s + self._costs.read.value_s + self._costs.own.value_s
+        usual_s = engine.value_s + self._costs.read.value_s + self._costs.loop.value_s
         return self._runner.pace.gap_s() > UNHURRIED * usual_s
 
     def _model_done(self, progress: _Progress, _: Future[Any]) -> None:
@@ -171,7 +171,7 @@ class InFlightQueue:
         pending.own_s += finish_s
         if pending.started.here:
             pending.own_s -= engine_s
-        self._costs.own.add(pending.own_s)
+        self._costs.loop.add(pending.own_s)
         self._runner.pace.ran(max(pending.own_s, engine_s))
 
     def finish_all(self, sinks: Callable[[], Sequence[Sink]]) -> Iterator[FrameResult]:

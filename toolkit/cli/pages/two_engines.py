@@ -83,8 +83,8 @@ def _moved(a: EngineFacts, b: EngineFacts) -> list[Html]:
     count = sum(name in theirs for name in ours)
     title = f"{len(rows)} of {count} nodes that both have"
     parts = [table(title, heads, rows) if rows else paragraph(f"{title}: all are alike.")]
-    for name, nodes, other in (("A", ours, theirs), ("B", theirs, ours)):
-        alone = [node for key, node in nodes.items() if key not in other]
+    for name, nodes, other_nodes in (("A", ours, theirs), ("B", theirs, ours)):
+        alone = [node for key, node in nodes.items() if key not in other_nodes]
         if alone:
             lines = [(node.row.node, node.row.op, _where(node), node.row.reason) for node in alone]
             head = ("node", "operator", "runs on", "why there")

@@ -53,10 +53,10 @@ class DeviceCache(MutableMapping[str, DeviceRow]):
         for row in load_devices(self._database, names[:MAX_ROWS]):
             self._keep(row)
 
-    def inherit(self, other: "DeviceCache") -> None:
+    def inherit(self, previous: "DeviceCache") -> None:
         """Take the rows at hand of a cache of before servers came or went: what was and is this
         server's, no other one has written."""
-        for device, row in other._rows.items():
+        for device, row in previous._rows.items():
             if device in self.voices:
                 self._keep(row)
 

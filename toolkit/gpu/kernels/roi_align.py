@@ -90,8 +90,8 @@ def roi_align(
     total = total / (SAMPLES * SAMPLES)
     if rest is not None:
         offset = offsets(i, SHAPE, REST_STRIDES)
-        other = tl.load(rest + offset, mask=mask & (active == 0), other=0.0).to(tl.float32)
-        total = tl.where(active, total, other)
+        unchosen = tl.load(rest + offset, mask=mask & (active == 0), other=0.0).to(tl.float32)
+        total = tl.where(active, total, unchosen)
     elif chosen is not None:
         total = tl.where(active, total, REST)
     tl.store(y + offsets(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)

@@ -54,11 +54,11 @@ def box_order(
     value = tl.load(values + slot, mask=mine, other=0.0)[:, None]
     rank = tl.zeros((BLOCK_I,), tl.int32)
     is_empty = tl.program_id(0) * BLOCK_I - segment * SEGMENT >= count
-    for other in range(tl.where(is_empty, 0, SEGMENTS)):
-        others = tl.load(counts + row * SEGMENTS + other)
+    for peer_segment in range(tl.where(is_empty, 0, SEGMENTS)):
+        others = tl.load(counts + row * SEGMENTS + peer_segment)
         for start in range(0, others, BLOCK_J):
             inside = start + tl.arange(0, BLOCK_J)
-            peer_slot = other * SEGMENT + inside
+            peer_slot = peer_segment * SEGMENT + inside
             peer = tl.load(values + peer_slot, mask=inside < others, other=0.0)[None, :]
             precedes = (peer > value) | ((peer == value) & (peer_slot[None, :] < slot[:, None]))
             rank += tl.sum((precedes & (inside < others)[None, :]).to(tl.int32), 1)
@@ -72,10 +72,10 @@ def _overlap(left, top, right, bottom, left2, top2, right2, bottom2, IOU: tl.con
     width = tl.minimum(right, right2) - tl.maximum(left, left2)
     height = tl.minimum(bottom, bottom2) - tl.maximum(top, top2)
     common = width * height
-    one = (right - left) * (bottom - top)
-    other = (right2 - left2) * (bottom2 - top2)
-    both = one + other - common
-    apart = (width <= 0.0) | (height <= 0.0) | (one <= 0.0) | (other <= 0.0) | (both <= 0.0)
+    area = (right - left) * (bottom - top)
+    area2 = (right2 - left2) * (bottom2 - top2)
+    both = area + area2 - common
+    apart = (width <= 0.0) | (height <= 0.0) | (area <= 0.0) | (area2 <= 0.0) | (both <= 0.0)
     return (apart == 0) & (tl.div_rn(common, tl.where(both <= 0.0, 1.0, both)) > IOU)
 
 

@@ -281,7 +281,7 @@ class _Search:
         best: list[_State] = []
         rows = ((s.times + tuple(s.starts[i] for i in self._counted), s) for s in states)
         for row, state in sorted(rows, key=lambda pair: pair[0]):
-            if not any(all(map(_no_later, other, row)) for other in front):
+            if not any(all(map(_no_later, front_row, row)) for front_row in front):
                 front.append(row)
                 best.append(state)
         return best

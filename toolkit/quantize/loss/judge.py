@@ -245,7 +245,7 @@ def _are_logits(part: OutputPart, parts: Sequence[OutputPart], reference: Sequen
     shape = outputs[part.name].shape
     if part.kind != "values" or len(shape) != 3 or shape[1] < 2 or shape[2] != 1:
         return False
-    others = [outputs[other.name].shape for other in parts if other.name in outputs]
+    others = [outputs[output.name].shape for output in parts if output.name in outputs]
     if not any(len(one) == 3 and one[:2] == shape[:2] and one[2] >= 4 for one in others):
         return False
     below = [float(np.mean(sample[part.name] < 0.0)) for sample in reference]

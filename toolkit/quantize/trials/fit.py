@@ -214,7 +214,7 @@ class Start:
 
 def loses_no_more(spent: tuple[float, float], limit: tuple[float, float]) -> bool:
     """True if no share of the limits that is spent is larger."""
-    return all(one <= other for one, other in zip(spent, limit, strict=True))
+    return all(share <= most for share, most in zip(spent, limit, strict=True))
 
 
 def spent_shares(
