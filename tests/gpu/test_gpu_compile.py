@@ -1,5 +1,6 @@
 """Kernels are compiled for other machines' GPUs, once, and the same way each time."""
 
+import hashlib
 import os
 import re
 import subprocess
@@ -26,7 +27,7 @@ from toolkit.gpu.codegen.messages import Answer, Compiled, read_message
 from toolkit.gpu.codegen.triton_version import OLDEST_TRITON, check_compiler, has_compiler
 from toolkit.gpu.compile_segment import GpuSegment, compile_segment
 from toolkit.gpu.errors import CompileError, NotCoveredError
-from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
+from toolkit.gpu.ir.launch import KernelLaunch, KernelSource, KernelSpec, TunableOp
 from toolkit.gpu.lower import lower_segment
 from toolkit.gpu.target import GpuTarget, sm_limits
 
@@ -149,6 +150,23 @@ def test_a_kernel_that_does_not_compile_is_named() -> None:
     )
     with pytest.raises(CompileError, match="softmax does not compile for sm_87"):
         compile_kernels([spec], ORIN)
+
+
+@needs_compiler
+def test_what_the_assembler_refuses_is_said(tmp_path: Path) -> None:
+    """The first error: the last line is the command that runs the assembler again."""
+    file = tmp_path / "new.py"
+    file.write_text(
+        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef new(x, y):\n"
+        "    asm: tl.constexpr = 'tanh.approx.f32 $0, $1;'\n"
+        "    a = tl.load(x)\n"
+        "    b = tl.inline_asm_elementwise(asm, '=f,f', [a], tl.float32, is_pure=True, pack=1)\n"
+        "    tl.store(y, b)\n"
+    )
+    source = KernelSource("New", str(file), hashlib.sha256(file.read_bytes()).hexdigest())
+    spec = KernelSpec("new", (("x", "*fp32"), ("y", "*fp32")), (), 4, 1, source=source)
+    with pytest.raises(CompileError, match=r"for sm_72: Feature 'tanh' requires .* sm_75"):
+        compile_kernels([spec], GpuTarget(72, 1))
 
 
 @needs_compiler
@@ -399,6 +417,21 @@ def test_two_floats_become_bytes_in_one_instruction(
     code = set(instructions(compiled, tmp_path))
     assert "STS.U8" in code
     assert {one for one in code if one.startswith("F2I")} == {"F2IP.S8.F32.NTZ"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("sm", [53, 62])
+def test_int8_compiles_for_gpus_without_its_instructions(sm: int, rng: np.random.Generator) -> None:
+    """The GPU of Jetson Nano has no `dp4a`, and those of Nano and TX2 no `cvt.pack`."""
+    graph = Graph(rng, {"x": (1, 16, 8, 8)})
+    wide = graph.rounded(graph.product("Conv", graph.rounded("x"), (32, 16, 1, 1)))
+    alone = graph.product("Conv", wide, (32, 1, 3, 3), group=32, pads=[1] * 4)
+    mean = graph.rounded(graph.add("GlobalAveragePool", graph.rounded(alone)))
+    program = graph.case(mean).lower("int8", GpuTarget(sm, 1))
+    titles = {launch.spec.title for launch in program.launches}
+    assert {"depthwise_int8", "global_average_pool", "transpose_tiles"} <= titles
+    specs = [launch.spec for op in program.ops for tactic in op.tactics for launch in tactic]
+    assert None not in compile_kernels(specs, GpuTarget(sm, 1))
 
 
 def instructions(compiled: Compiled, tmp_path: Path) -> list[str]:

@@ -258,7 +258,9 @@ def test_a_gpu_without_fp8_is_named(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
-@pytest.mark.parametrize("sm", [pytest.param(89, marks=pytest.mark.slow), 90, 110])
+@pytest.mark.parametrize(
+    "sm", [*(pytest.param(sm, marks=pytest.mark.slow) for sm in (89, 90)), 110]
+)
 def test_no_kernel_spills_registers(sm: int, rng: np.random.Generator) -> None:
     gpu = GpuTarget(sm, 20)
     program = lower(Product((1024, 1024), 1024).case(rng), gpu)

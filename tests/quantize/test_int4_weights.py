@@ -156,7 +156,9 @@ def test_a_gemm_that_adds_its_operand_adds_it_unscaled(rng: np.random.Generator)
     assert int4.losses["y"] < 0.2
 
 
-@pytest.mark.parametrize("precision", [[], ["--precision", "fp16"]])
+@pytest.mark.parametrize(
+    "precision", [[], pytest.param(["--precision", "fp16"], marks=pytest.mark.slow)]
+)
 def test_an_engine_has_the_weights_and_says_what_they_lose(
     precision: list[str], tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -190,9 +190,14 @@ def _resources(cubin: bytes) -> tuple[int | None, int | None]:
 
 
 def _problem(error: BaseException) -> str:
-    """Return the last line of the innermost error: the compiler's message, after the source."""
+    """Return the last line of the innermost error: the compiler's message, after the source.
+
+    Of the assembler's errors the first one: the last lines say how to run it again.
+    """
     while error.__cause__ is not None:
         error = error.__cause__
+    if (assembler := re.search(r"; error\s*: (.+)", str(error))) is not None:
+        return assembler[1]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 

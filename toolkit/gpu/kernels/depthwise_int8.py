@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.depthwise import patch_position, store_pixel
-from toolkit.gpu.kernels.int8 import INTERPRETED
+from toolkit.gpu.kernels.int8 import FIRST_SM_WITH_DP4A, INTERPRETED, compiled_for
 
 
 @triton.jit
@@ -179,7 +179,7 @@ def _pack_int8x4(a, b):
 @triton.jit
 def _dot_int8x4(a, b, total):
     """Return total + the dot product of the int8x4 a and b."""
-    if INTERPRETED:
+    if INTERPRETED or not compiled_for(FIRST_SM_WITH_DP4A):
         for byte in tl.static_range(4):
             total += (a << (24 - 8 * byte) >> 24) * (b << (24 - 8 * byte) >> 24)
     else:

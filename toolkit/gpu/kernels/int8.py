@@ -15,6 +15,16 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # inline PTX is for compilers only
+# PTX ISA, dp4a and cvt.pack
+FIRST_SM_WITH_DP4A = tl.constexpr(61)
+FIRST_SM_WITH_CVT_PACK = tl.constexpr(72)
+
+
+@tl.core.builtin
+def compiled_for(sm, _semantic=None):
+    """Return whether the kernel is compiled for this SM version or a newer one."""
+    arch = _semantic.builder.options.arch  # "sm87", "sm90a"
+    return tl.constexpr(int("".join(filter(str.isdigit, arch))) >= tl.core._unwrap_if_constexpr(sm))
 
 
 @triton.jit
@@ -44,7 +54,7 @@ def as_float(a):
 @triton.jit
 def add_bytes(total, a):
     """Return total + a; of bytes, the sum of four products with 1, 0, 0 and 0 takes one of them."""
-    if a.dtype == tl.int8 and not INTERPRETED:
+    if a.dtype == tl.int8 and not INTERPRETED and compiled_for(FIRST_SM_WITH_DP4A):
         total = tl.inline_asm_elementwise(
             """{
             dp4a.s32.s32 $0, $8, 0x00000001, $4;
@@ -71,7 +81,7 @@ def round_int8(a):
 
     The assembler makes one instruction of two conversions and what cuts them to bytes.
     """
-    if INTERPRETED:
+    if INTERPRETED or not compiled_for(FIRST_SM_WITH_CVT_PACK):
         result = near_int8(a).to(tl.int8)
     else:
         result = tl.inline_asm_elementwise(
