@@ -1,7 +1,7 @@
 """Calibrate the shipped detector with your own data, and build from the table.
 
     python examples/calibrate.py
-    python examples/calibrate.py --images my-images/ --method auto
+    python examples/calibrate.py --images my-images/ --method auto --profile agx-orin-64gb
 
 Calibration data is any iterable of samples: arrays for a model's only input, or a mapping from
 input name to array. So data may come from a database, a ROS bag or a simulator. For a folder of
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=SCENES / "calibration")
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--method", default="auto", help="or minmax, percentile, mse, entropy")
+    parser.add_argument("--profile", default="orin-nx-16gb", help="the board of one engine")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the files")
     arguments = parser.parse_args()
 
@@ -49,8 +50,8 @@ def main() -> None:
 
     # The table builds engines for any board; `tandem.read_table` reads it back.
     int8 = tandem.build(onnx, arguments.out / "int8.engine", calibration=table).path
-    out = arguments.out / "orin-nx.engine"
-    board = tandem.build(onnx, out, profile="orin-nx-16gb", calibration=table).path
+    out = arguments.out / f"{arguments.profile}.engine"
+    board = tandem.build(onnx, out, profile=arguments.profile, calibration=table).path
     print(f"wrote {board}")
 
     # How far is INT8 from FP32 on images that calibration did not see?
