@@ -59,8 +59,8 @@ class _Unions:
         return number
 
     def join(self, first: Ids, second: Ids) -> None:
-        for one, other in zip(first.tolist(), second.tolist(), strict=True):
-            low, high = sorted((self.root(one), self.root(other)))
+        for pair in zip(first.tolist(), second.tolist(), strict=True):
+            low, high = sorted(map(self.root, pair))
             self._parents[high] = low
 
     def roots(self, ids: Ids) -> Ids:
