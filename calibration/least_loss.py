@@ -6,7 +6,8 @@ With the names of `calibration.budget`:
    Where that takes too long, of a few neighbours together, which share it.
 2. Sort nodes by error / w(n), descending.
 3. Take ever more of them, and end where M meets the limit. If it never does, the answer is the set
-   with the least error of all together, as errors of nodes may cancel.
+   with the least error of all together, as errors of nodes may cancel, or a larger one whose error
+   is not clearly larger.
 
 Where M is the largest of a few changes, as the drop of a score is, its value on these samples says
 little of others. Then a second limit holds in step 3: the errors of the nodes left in INT8, each
@@ -32,6 +33,8 @@ NODE_WEIGHT = 0.3
 """As of `calibration.budget`: a node of little work that costs little is not worth a conversion."""
 STEPS = 16
 """Number of sets of nodes that are tried, each with as much more work."""
+CHANCE = 1.5
+"""The ratio of two errors that few samples do not tell apart: then more work is in float."""
 ROUNDING = 1e-9
 """Relative error of sums of work."""
 
@@ -138,8 +141,8 @@ def _least(
         if search.fits(value) and adds_little(keep_float):
             return keep_float, value
         of_all = _known_error(error(keep_float))
-        if of_all < least:
-            best, least = keep_float, of_all
+        if of_all < CHANCE * least:
+            best, least = keep_float, min(of_all, least)
     return best, search.value("the least error", best)
 
 

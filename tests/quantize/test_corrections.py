@@ -126,7 +126,9 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
 
     def refit(changed: ir.Model, rows: object) -> Fit:
         figures = {name: value - loss for name, value in plain.sqnr_db.items()}
-        double: Any = SimpleNamespace(errors=errors, sqnr_db=lambda *given: figures)
+        double: Any = SimpleNamespace(
+            errors=errors, sqnr_db=lambda *given: figures, always_float=frozenset()
+        )
         return replace(plain, graph=changed, noise=double)
 
     result, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)

@@ -367,13 +367,13 @@ def test_a_target_is_missed_before_its_limit(value: float, missed: bool, broken:
     assert Judgement((loss,), 1, "held out").target_spent == pytest.approx(value / 0.05)
 
 
-def test_the_error_of_scores_counts_those_near_a_detection(rng: np.random.Generator) -> None:
-    exact = rng.uniform(0.0, 0.05, (1, 1000))
-    exact[0, :10] = 0.5
-    candidate = exact + rng.uniform(-0.01, 0.01, exact.shape)
-    candidate[0, :10] = 0.5 - 0.05 / 3
+def test_the_error_of_scores_is_that_of_their_logits(rng: np.random.Generator) -> None:
+    """Where a score is 0.5 it changes by a third of the target; scores near 0 do not count."""
+    logits = np.concatenate([[0.0], rng.uniform(-4.0, 4.0, 200), rng.uniform(-9.0, -7.0, 500)])
+    change = rng.choice([-1.0, 1.0], logits.size) * 4.0 * 0.05 / 3.0
+    exact, candidate = (1.0 / (1.0 + np.exp(-row))[None] for row in (logits, logits + change))
     assert metrics.score_error([exact], [candidate]) == pytest.approx(1.0)
-    assert metrics.score_error([exact[:, 10:]], [candidate[:, 10:]]) == 0.0
+    assert metrics.score_error([exact[:, 201:]], [candidate[:, 201:]]) == 0.0
 
 
 def test_an_output_of_another_size_in_int8_is_reported_and_not_judged(

@@ -66,7 +66,7 @@ def unlinked_depthwise(graph: ir.Graph) -> dict[str, ir.Node]:
     linked = {link.consumer for link in find_links(graph)[0]}
     readers = {}
     for node in graph:
-        if node.op_type != "Conv" or node.domain != "" or node in linked or _unusable(node):
+        if node.op_type != "Conv" or node.domain != "" or node in linked or unusable(node):
             continue
         value = node.inputs[0]
         if value is None or value.producer() is None or value.dtype != ir.DataType.FLOAT:
@@ -86,7 +86,7 @@ def is_depthwise(node: ir.Node) -> bool:
 
 def _link(producer: ir.Node) -> Link | str:
     """The link from a convolution, or the reason why there is none."""
-    reason = _unusable(producer)
+    reason = unusable(producer)
     if reason:
         return reason
     value, clipped, limit = producer.outputs[0], None, None
@@ -97,18 +97,18 @@ def _link(producer: ir.Node) -> Link | str:
             return f"tensor {value.name!r} has {readers} readers, but a link needs exactly 1"
         node = uses[0].node
         if node.op_type == "Conv" and uses[0].idx == 0 and node.domain == "":
-            return _unusable(node) or Link(producer, node, str(value.name), clipped, limit)
+            return unusable(node) or Link(producer, node, str(value.name), clipped, limit)
         bound = _upper_bound(node) if node.op_type == "Clip" else None
         if node.op_type == "Gemm" and uses[0].idx == 0 and value.shape is not None:
-            return _unusable_gemm(node) or Link(producer, node, str(value.name), clipped, limit)
+            return unusable_gemm(node) or Link(producer, node, str(value.name), clipped, limit)
         if bound is not None and clipped is None:
             clipped, limit = str(node.outputs[0].name), bound
-        elif not _commutes(node, uses[0].idx) and not _flattens(node):
+        elif not commutes(node, uses[0].idx) and not flattens(node):
             return f"it leads to {node.op_type} {node.name!r}, which does not commute with scaling"
         value = node.outputs[0]
 
 
-def _unusable(node: ir.Node) -> str:
+def unusable(node: ir.Node) -> str:
     """Why a convolution cannot be scaled, "" if it can."""
     if constant_of(node, 1) is None:
         return f"the weight of {node.name!r} is not a float32 constant"
@@ -117,14 +117,14 @@ def _unusable(node: ir.Node) -> str:
     return ""
 
 
-def _unusable_gemm(node: ir.Node) -> str:
+def unusable_gemm(node: ir.Node) -> str:
     """Why the inputs of a Gemm cannot be scaled, "" if they can: one feature is one channel."""
     if constant_of(node, 1) is None or node.attributes.get_int("transA", 0) != 0:
         return f"Gemm {node.name!r} does not multiply with a float32 constant from the right"
     return ""
 
 
-def _flattens(node: ir.Node) -> bool:
+def flattens(node: ir.Node) -> bool:
     """True if a node reshapes [N, C, 1, ..] to [N, C]."""
     value = node.inputs[0] if node.op_type == "Flatten" and node.domain == "" else None
     shape = None if value is None else value.shape
@@ -133,7 +133,8 @@ def _flattens(node: ir.Node) -> bool:
     return all(dim == 1 for dim in shape.dims[2:])
 
 
-def _commutes(node: ir.Node, operand: int) -> bool:
+def commutes(node: ir.Node, operand: int) -> bool:
+    """True if factors of the channels of an operand are factors of the result."""
     if node.op_type not in COMMUTING_OPS or node.domain != "" or operand != 0:
         return False
     return len(node.outputs) == 1 or not any(value.uses() for value in node.outputs[1:])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from calibration.auto import SIGNIFICANT
 from calibration.dataset import Sample
 from calibration.table import Adjustments
-from calibration.trials import significantly_less
+from calibration.trials import ALL, significantly_less
 from toolkit.quantize.corrections.adjust import adjust, short_changes, short_factors
 from toolkit.quantize.corrections.bias import Run, correct_biases
 from toolkit.quantize.corrections.channel_links import unlinked_depthwise
@@ -26,7 +26,8 @@ from toolkit.quantize.corrections.equalise import channel_ranges, equalise, link
 from toolkit.quantize.corrections.rounding import Int8, apply_steps, round_weights, weights_of
 from toolkit.quantize.observe import ActivationRunner
 from toolkit.quantize.quantize import with_operands
-from toolkit.quantize.trials.fit import FinalFit, Fit, trial_ranges
+from toolkit.quantize.trials.fit import FinalFit, Fit, trial_ranges, with_float
+from toolkit.quantize.trials.metrics import NO_NODES
 from toolkit.quantize.trials.trial import TrialModel
 
 Switch = Literal["auto", "on", "off"]
@@ -37,6 +38,8 @@ CORRECTION = "bias correction"
 ROUNDING = "learnt rounding"
 MIN_GAIN_OF_NODES = 2.0
 """In dB of SQNR; equalisation that adds nodes to the graph is not kept for less."""
+MIN_GAIN_OF_ROUNDING = 1.0
+"""In dB of SQNR: with activations in INT8 too, a smaller gain is lost on other samples."""
 CHANCE = "the gain may be chance: it differs too much from sample to sample"
 CORRECTION_SAMPLES = 16
 """Number of samples whose means correct the biases, or whose sums round the weights."""
@@ -107,15 +110,23 @@ def _equalised(
 ) -> tuple[Fit, Rows, CorrectionOutcome]:
     """`try_equalisation` by given factors, `by_mul` of which add a Mul and have to gain more."""
     changed = refit(adjust(plain.graph, Adjustments(equalised=dict(rows))), rows)
+    outcome = CorrectionOutcome(EQUALISATION, requested, False, len(rows), by_mul=by_mul)
+    # Nodes in floating point hide what it mends in them, and nodes in INT8 hide the rest.
+    for nodes in dict.fromkeys((NO_NODES, plain.noise.always_float)):
+        outcome = _compared(outcome, with_float(plain, nodes), with_float(changed, nodes))
+        if outcome.applied:
+            return changed, rows, outcome
+    return plain, {}, outcome
+
+
+def _compared(outcome: CorrectionOutcome, plain: Fit, changed: Fit) -> CorrectionOutcome:
     effects = effects_between(_mean_sqnr_db(plain), _mean_sqnr_db(changed))
-    least = MIN_GAIN_OF_NODES if by_mul else MIN_GAIN
+    least = MIN_GAIN_OF_NODES if outcome.by_mul else MIN_GAIN
+    requested = outcome.requested
     helps = requested == "on" or worst_of(effects).helps(least)
-    reason = ""
-    if helps and requested == "auto" and not _less_error(changed, plain, in_db=by_mul > 0):
-        reason = CHANCE
-    used = helps and not reason
-    outcome = CorrectionOutcome(EQUALISATION, requested, used, len(rows), effects, reason, by_mul)
-    return (changed, rows, outcome) if used else (plain, {}, outcome)
+    chance = helps and requested == "auto" and not _less_error(changed, plain)
+    reason = CHANCE if chance else ""
+    return replace(outcome, applied=helps and not chance, effects=effects, reason=reason)
 
 
 def _mean_sqnr_db(fitted: Fit) -> dict[str, float]:
@@ -126,21 +137,19 @@ def _mean_sqnr_db(fitted: Fit) -> dict[str, float]:
     return {name: sum(row[name] for row in by_method) / len(by_method) for name in by_method[0]}
 
 
-def _less_error(changed: Fit, plain: Fit, *, in_db: bool) -> bool:
-    """True if the error on the samples that judge is significantly less, over all methods.
+def _less_error(changed: Fit, plain: Fit) -> bool:
+    """True if the error is significantly less on all samples that validate, over all methods.
 
-    In units of what each method gives without equalisation. `in_db`: by the gain of each sample in
-    dB; one sample of large error hides a gain of decibels in all.
+    In units of what each method gives without equalisation, by the gain of each sample in dB: one
+    sample of large error hides a gain of decibels in all.
     """
     errors, reference = (
-        np.array([one.noise.errors(ranges, one.judges) for ranges in _ranges(one)])
+        np.array([one.noise.errors(ranges, ALL) for ranges in _ranges(one)])
         for one in (changed, plain)
     )
     unit = reference.mean(axis=1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        after, before = ((array / unit).mean(axis=0) for array in (errors, reference))
-        if in_db:
-            after, before = np.log(after), np.log(before)
+        after, before = (np.log((array / unit).mean(axis=0)) for array in (errors, reference))
     return significantly_less(after, before, SIGNIFICANT)
 
 
@@ -181,7 +190,7 @@ def try_rounding(
         one.sqnr_db(ranges, keep_float, fitted.judges) for one in (fitted.noise, noise)
     )
     effects = effects_between(before, after)
-    used = requested == "on" or worst_of(effects).helps()
+    used = requested == "on" or worst_of(effects).helps(MIN_GAIN_OF_ROUNDING)
     outcome = CorrectionOutcome(name, requested, used, len(rounded), effects)
     if not used:
         return fitted, {}, outcome
@@ -255,5 +264,5 @@ def bias_changes(
 
 def corrected_graph(fit: Fit, samples: Sequence[Sample]) -> ir.Model:
     """The graph of a fit with biases corrected for its ranges."""
-    changes = bias_changes(fit, frozenset(), samples)
+    changes = bias_changes(fit, fit.noise.always_float, samples)
     return adjust(fit.graph, Adjustments(biases=dict(changes))) if changes else fit.graph

@@ -13,6 +13,9 @@ Through depthwise layers, which scale each channel by itself, a chain of n layer
 all n ranges become g_i = (r1_i .. rn_i)^(1/n), so s_1 = r1 / g and s_k = s_(k-1) r_k / g (n = 3:
 MobileNet's expand, depthwise, project). Chains share layers, so this repeats until s is near 1.
 
+Where several layers write and read the same channels (`channel_groups`), s_i is the geometric mean
+of what the readers ask for.
+
 balance "activations", for weights quantized per channel, where the range of W1[i] does not matter:
 a_i = max|f(..)_i| as observed, r2_i over the rows of W2 divided by their maxima,
 
@@ -41,6 +44,7 @@ from numpy.typing import NDArray
 
 from toolkit.errors import BuildError
 from toolkit.graph.constant_weights import as_float32, free_name, set_constant
+from toolkit.quantize.corrections.channel_groups import FIXED, ChannelGroups, find_groups
 from toolkit.quantize.corrections.channel_links import (
     Link,
     Refusal,
@@ -96,7 +100,8 @@ def link_tensors(model: ir.Model) -> tuple[str, ...]:
     """The activations whose channel ranges `equalise` uses."""
     links, _ = find_links(model.graph)
     names = [name for link in links for name in (link.tensor, link.clipped) if name is not None]
-    return tuple(dict.fromkeys((*names, *unlinked_depthwise(model.graph))))
+    read = map(_operand, find_groups(model.graph).readers)
+    return tuple(dict.fromkeys((*names, *unlinked_depthwise(model.graph), *read)))
 
 
 def channel_ranges(
@@ -150,13 +155,42 @@ def equalise(
         for chain, spread, count in zip(chains, spread_before, clip_limited, strict=True)
     )
     if balance == "activations":
+        factors |= _group_scales(model, ranges)
         factors |= _unlinked_scales(model, ranges)
     return Equalised(scale_channels(model, factors), factors, equalised, (*refusals, *unobserved))
 
 
+def _group_scales(model: ir.Model, ranges: Ranges) -> dict[str, Vector]:
+    """Result of a convolution -> factors of its channels that belong to groups, [channels].
+
+    The factor of a group is the geometric mean of what each of its readers asks for.
+    """
+    groups = find_groups(model.graph)
+    count = 1 + max((int(ids.max()) for ids in groups.producers.values()), default=FIXED)
+    logs, readers = np.zeros(count), np.zeros(count)
+    for node, ids in groups.readers.items():
+        observed = ranges.get(_operand(node))
+        if observed is None:
+            continue
+        wanted = observed.astype(np.float64)
+        if not is_depthwise(node):
+            weights = _input_ranges(node, relative=True)
+            ratio = np.divide(wanted, weights, where=weights > 0, out=wanted * 0.0)
+            wanted = np.sqrt(ratio)
+        free = (ids != FIXED) & (wanted > 0)
+        if free.any():
+            log = np.log(wanted[free])
+            np.add.at(logs, ids[free], log - log.mean())
+            np.add.at(readers, ids[free], 1.0)
+    scale = _limited(np.exp(logs / np.maximum(readers, 1.0)), readers > 0)
+    return {str(node.outputs[0].name): scale[ids] for node, ids in groups.producers.items()}
+
+
 def _unlinked_scales(model: ir.Model, ranges: Ranges) -> dict[str, Vector]:
     """Tensor -> factors by which a Mul divides it, where they differ enough."""
-    observed = (name for name in unlinked_depthwise(model.graph) if name in ranges)
+    grouped = find_groups(model.graph).readers
+    unlinked = unlinked_depthwise(model.graph).items()
+    observed = (name for name, node in unlinked if name in ranges and node not in grouped)
     scales = {name: _evening(ranges[name]) for name in observed}
     return {name: scale for name, scale in scales.items() if scale.max() >= LEAST_SPREAD}
 
@@ -171,15 +205,17 @@ def scale_channels(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.M
     """
     changed = model.clone()
     links = {link.tensor: link for link in find_links(changed.graph)[0]}
-    unlinked = unlinked_depthwise(changed.graph)
+    unlinked, groups = unlinked_depthwise(changed.graph), find_groups(changed.graph)
+    grouped = {str(node.outputs[0].name): node for node in groups.producers}
+    producers = {name: link.producer for name, link in links.items()} | unlinked | grouped
     for name, scale in factors.items():
-        if name not in links and name not in unlinked:
+        if name not in producers:
             raise BuildError(
                 f"Tensor {name!r} is to be equalised, but is none of the "
-                f"{len(links) + len(unlinked)} tensors of this model that hand channels from layer "
+                f"{len(producers)} tensors of this model that hand channels from layer "
                 "to layer; calibrate this model again."
             )
-        channels = _weight(links[name].producer if name in links else unlinked[name]).shape[0]
+        channels = _weight(producers[name]).shape[0]
         if len(scale) != channels:
             raise BuildError(
                 f"Tensor {name!r} has {channels} channels, but {len(scale)} factors equalise it; "
@@ -189,10 +225,34 @@ def scale_channels(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.M
     for name, link in links.items():
         if name in factors:
             _apply(changed.graph, [link], [np.asarray(factors[name], np.float64)])
+    rows = {name: np.asarray(row, np.float64) for name, row in factors.items()}
+    _scale_groups(changed.graph, groups, rows)
     for name, node in unlinked.items():
         if name in factors:
             _divide_before(changed.graph, node, np.asarray(factors[name], np.float64))
     return changed
+
+
+def _scale_groups(graph: ir.Graph, groups: ChannelGroups, rows: Mapping[str, Vector]) -> None:
+    """Divide the outputs of each convolution by its factors; multiply the inputs of the readers."""
+    named = {str(node.outputs[0].name): ids for node, ids in groups.producers.items()}
+    scale = np.ones(1 + max((int(ids.max()) for ids in named.values()), default=FIXED))
+    for name, ids in named.items():
+        if name in rows:
+            scale[ids] = rows[name]
+    scale[FIXED] = 1.0
+    for name, ids in named.items():
+        if not np.array_equal(scale[ids], rows.get(name, np.ones(len(ids)))):
+            raise BuildError(
+                f"Tensor {name!r} has channels that other tensors share, but their factors differ; "
+                "calibrate this model again."
+            )
+    for node, ids in groups.producers.items():
+        if (scale[ids] != 1.0).any():
+            _divide_outputs(graph, node, scale[ids])
+    for node, ids in groups.readers.items():
+        if (scale[ids] != 1.0).any():
+            _multiply_inputs(graph, node, scale[ids])
 
 
 def _divide_before(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
@@ -207,7 +267,7 @@ def _divide_before(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
     across = (1, -1, *(1,) * (weight.ndim - 2))
     set_constant(graph, divide, 1, as_float32((1.0 / scale).reshape(across)), f"{name}_factors")
     node.replace_input_with(0, result)
-    _set_weight(graph, node, weight * _of_inputs(node, weight, scale))
+    _multiply_inputs(graph, node, scale)
 
 
 def _with_ranges(
@@ -307,14 +367,29 @@ def _within_clips(
 def _apply(graph: ir.Graph, chain: Sequence[Link], scales: Sequence[Vector]) -> None:
     """Divide the outputs of each producer by its factors; multiply the consumer's inputs."""
     for link, scale in zip(chain, scales, strict=True):
-        weight = _weight(link.producer)
-        across = (slice(None),) + (None,) * (weight.ndim - 1)
-        _set_weight(graph, link.producer, weight / scale[across])
-        bias = constant_of(link.producer, 2)
-        if bias is not None:
-            _set(graph, link.producer, 2, bias / scale)
-        weight = _weight(link.consumer)
-        _set_weight(graph, link.consumer, weight * _of_inputs(link.consumer, weight, scale))
+        _divide_outputs(graph, link.producer, scale)
+        _multiply_inputs(graph, link.consumer, scale)
+
+
+def _divide_outputs(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
+    weight = _weight(node)
+    across = (slice(None),) + (None,) * (weight.ndim - 1)
+    _set_weight(graph, node, weight / scale[across])
+    bias = constant_of(node, 2)
+    if bias is not None:
+        _set(graph, node, 2, bias / scale)
+
+
+def _multiply_inputs(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
+    weight = _weight(node)
+    _set_weight(graph, node, weight * _of_inputs(node, weight, scale))
+
+
+def _operand(node: ir.Node) -> str:
+    """The tensor that a layer reads."""
+    value = node.inputs[0]
+    assert value is not None  # find_groups takes only such nodes
+    return str(value.name)
 
 
 def _set_weight(graph: ir.Graph, node: ir.Node, weight: NDArray[Any]) -> None:

@@ -75,6 +75,17 @@ class Judgement:
         return max((loss.spent for loss in self.losses if loss.judged), default=0.0)
 
     @property
+    def certain_spent(self) -> float:
+        """As `spent`, where all but SQNR counts only beyond its target: on few samples a smaller
+        change says nothing of others."""
+        shares = (
+            loss.spent
+            for loss in self.losses
+            if loss.missed or (loss.judged and loss.metric.unit == "dB")
+        )
+        return max(shares, default=0.0)
+
+    @property
     def target_spent(self) -> float:
         """The largest share of its target that a judged loss spends, 0 without any."""
         return max((loss.target_spent for loss in self.losses if loss.judged), default=0.0)

@@ -21,8 +21,8 @@ Arrays = Sequence[NDArray[Any]]
 
 DETECTION = 0.25
 """A score of this or more is a detection."""
-COUNTED = 0.1
-"""Scores of this or more are near a detection, and count in the error of scores."""
+COUNTED = 0.01
+"""Scores of this or more count in the error of scores."""
 SPREAD = 3.0
 """The largest of some tens of changes is about three times their root mean square."""
 CERTAIN = 0.5
@@ -151,18 +151,24 @@ def _dot(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
 
 
 def score_error(reference: Arrays, candidate: Arrays) -> float:
-    """Mean square of the changes of scores near a detection, in either of the two.
+    """Mean square of the changes of scores of `COUNTED` or more, in either of the two.
 
-    In units of the target: at 1 the largest of some tens of changes is about the target. 0 without
-    such scores.
+    In units of the target: at 1 the largest of some tens of changes is about the target. A change
+    of a logit counts as that of a score of 0.5, a quarter of it: samples show few detections, and
+    the many scores below have the same noise. 0 without such scores.
     """
     squares, count = 0.0, 0
     for r, c in zip(reference, candidate, strict=True):
         exact, actual = comparable(r, c)
         counted = np.asarray(~((exact < COUNTED) & (actual < COUNTED)) & np.isfinite(exact))
-        change = (actual - exact)[counted]
+        change = (_logits(actual[counted]) - _logits(exact[counted])) / 4.0
         squares, count = squares + float(change @ change), count + change.size
     return squares / count * (SPREAD / DETECTION_DROP.target) ** 2 if count else 0.0
+
+
+def _logits(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    bounded = np.clip(scores, COUNTED / 10.0, 1.0 - COUNTED / 10.0)
+    return np.log(bounded / (1.0 - bounded))
 
 
 def value_error(reference: Arrays, candidate: Arrays) -> float:

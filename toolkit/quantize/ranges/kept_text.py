@@ -7,7 +7,7 @@ from toolkit.quantize.ranges.measure import Ranges
 from toolkit.quantize.trials.keep import AIM, FloatNodes
 
 SHOWN = 12  # nodes; the JSON holds all
-LARGER = 0.75  # the share that is proposed where less was allowed
+LARGER = 0.5  # the share that is proposed where less was allowed
 
 
 def kept_lines(ranges: Ranges) -> list[str]:
@@ -22,7 +22,7 @@ def kept_lines(ranges: Ranges) -> list[str]:
         ]
     lines = [
         f"  kept in floating point: {len(chosen.nodes)} nodes with {100 * chosen.float_share:.1f} "
-        f"% of the multiplications, as INT8 missed a target; {_basis(chosen)}; "
+        f"% of the multiplications, as INT8 was near or beyond a target; {_basis(chosen)}; "
         "`tandem build --keep none` keeps none"
     ]
     after = {(loss.part, loss.metric.name): loss for loss in ranges.judgement.losses}
@@ -32,7 +32,7 @@ def kept_lines(ranges: Ranges) -> list[str]:
         lines.append(f"    {loss_text(loss)}, now {value}")
     if not chosen.search.met:
         larger = (
-            "; a larger share may lose less (`tandem build --keep 75%`)"
+            "; a larger share may lose less (`tandem build --keep 50%`)"
             if chosen.most_float < LARGER
             else ""
         )

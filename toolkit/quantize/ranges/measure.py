@@ -2,10 +2,11 @@
 
 1 observe   every activation, in two halves     calibration.calibrate
 2 fit       histograms -> amax, by each method  toolkit.quantize.trials.fit
-3 equalise  rescaled weights, observed again    toolkit.quantize.corrections (optional)
-4 choose    `auto`: trials tensor by tensor     calibration.auto (optional)
-5 round     weights for the sums they enter     toolkit.quantize.corrections (optional)
-6 keep      nodes that stay in floating point   toolkit.quantize.trials.keep, budget (optional)
+3 keep      nodes that stay in floating point   toolkit.quantize.trials.keep (optional)
+4 equalise  rescaled weights, observed again    toolkit.quantize.corrections (optional)
+5 choose    `auto`: trials tensor by tensor     calibration.auto (optional)
+6 round     weights for the sums they enter     toolkit.quantize.corrections (optional)
+            nodes for an accuracy budget        toolkit.quantize.trials.budget (optional)
 7 correct   biases, for the final ranges        toolkit.quantize.corrections (optional)
 8 judge     what the outputs lose               toolkit.quantize.loss
 

@@ -38,7 +38,7 @@ from toolkit.quantize.gpu_operands import operands_on_gpu
 from toolkit.quantize.loss.judge import Judgement, judge
 from toolkit.quantize.observe import observe_run, shared_runner
 from toolkit.quantize.preprocess.decide import Decision
-from toolkit.quantize.quantize import calibrated_tensors
+from toolkit.quantize.quantize import calibrated_tensors, with_operands
 from toolkit.quantize.ranges.data import Source, input_specs, open_data, preprocessing_of
 from toolkit.quantize.ranges.options import AUTO, RangeOptions
 from toolkit.quantize.ranges.shards import (
@@ -67,8 +67,9 @@ from toolkit.quantize.trials.fit import (
     spent_shares,
     trial_ranges,
     widest_fit,
+    with_float,
 )
-from toolkit.quantize.trials.keep import FloatNodes, keep_best
+from toolkit.quantize.trials.keep import FloatNodes, keep_best, needs_nodes
 
 WORSE = "minmax without it loses less at the outputs"
 FURTHER = "the outputs would be further from their targets"
@@ -171,22 +172,27 @@ class Chosen:
 
 
 def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
-    """Steps 3 to 7: weights, ranges and nodes in floating point."""
+    """Steps 3 to 7: nodes in floating point, weights and ranges.
+
+    The nodes come first: beside one that ruins an output, nothing else can be measured. Equalised
+    weights have nodes of their own, which may be none.
+    """
     options = job.options
+    plain, plain_nodes = _with_nodes(job, plain)
     fitted, factors, equalisation = _equalise(job, judges, plain)
+    for_targets = plain_nodes
+    if factors and plain_nodes is not None:
+        fitted, for_targets = _with_nodes(job, fitted)
     learning = job.data.first(CORRECTION_SAMPLES) if job.corrects or job.rounds else ()
     fitted = _choose(job, fitted, learning)
     fitted, rounded, rounding = _round(job, fitted, learning)
-    search, for_targets, budget = _budget_search(options), None, None
+    search, budget, nodes = _budget_search(options), None, fitted.noise.always_float
     if search is not None:
         budget = find_budget(fitted, search, _share(job.report, "spend the budget"))
-    elif options.keeps:
-        for_targets = _nodes_for_targets(job, fitted)
-    nodes = frozenset() if budget is None else budget.keep_float
-    nodes = nodes if for_targets is None else for_targets.nodes
+        nodes |= budget.keep_float
     rounded = {node: steps for node, steps in rounded.items() if node not in nodes}
     fitted = with_rounded(fitted, rounded)
-    final = final_fit(fitted, options.keep_float | nodes)
+    final = final_fit(fitted, nodes)
     if budget is not None and search is not None:
         forbidden = partial(budget_violation, budget, search, fitted)
     else:
@@ -196,37 +202,29 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
     corrections = tuple(report for report in steps if report is not None)
     if job.chooses and budget is None and fitted.trial.tensors:
         widest = widest_fit(plain)
-        widest_final = final_fit(widest, final.keep_float)
-        # Without the kept nodes, which hide what the ranges lose.
-        spent = (
-            spent_shares(fit, result.noise, result.ranges, options.keep_float)
-            for fit, result in ((fitted, final), (widest, widest_final))
-        )
-        if not loses_no_more(*spent):
-            final, for_targets = _with_nodes(job, widest, widest_final, for_targets)
-            fitted, factors, rounded = widest, _NO_ROWS, {}
+        widest_final = final_fit(widest, plain.noise.always_float)
+        beside = widest_final.noise.with_float(nodes)
+        spent = spent_shares(fitted, final.noise, final.ranges)
+        if not loses_no_more(spent, spent_shares(widest, beside, widest_final.ranges)):
+            fitted, final, for_targets = widest, widest_final, plain_nodes
+            factors, rounded = _NO_ROWS, {}
             corrections = tuple(
                 replace(report, applied=False, reason=WORSE) for report in corrections
             )
     return Chosen(fitted, final, factors, rounded, corrections, budget, for_targets)
 
 
-def _nodes_for_targets(job: Job, fitted: Fit) -> FloatNodes | None:
-    on_progress = _share(job.report, "look for nodes to keep in float")
-    return keep_best(fitted, job.options.keep_float, job.options.most_float, on_progress)
-
-
-def _with_nodes(
-    job: Job, widest: Fit, final: FinalFit, for_targets: FloatNodes | None
-) -> tuple[FinalFit, FloatNodes | None]:
-    """Return the widest ranges and the nodes in floating point: those that were chosen for other
-    ranges, or their own, where an output misses its target with these."""
-    spent = final.noise.judged(final.ranges, final.keep_float).target_spent
-    if not job.options.keeps or spent <= 1.0:
-        return final, for_targets
-    for_targets = _nodes_for_targets(job, widest)
+def _with_nodes(job: Job, fitted: Fit) -> tuple[Fit, FloatNodes | None]:
+    """Step 3, for the widest ranges, where the best single method needs nodes."""
+    options, for_targets = job.options, None
+    all_int8 = with_float(fitted, frozenset())
+    if options.keeps and needs_nodes(all_int8, options.keep_float):
+        amax = with_operands(fitted.graph, fitted.candidates[job.methods[0]])
+        on_progress = _share(job.report, "look for nodes to keep in float")
+        widest = replace(all_int8, amax=amax)
+        for_targets = keep_best(widest, options.keep_float, options.most_float, on_progress)
     nodes = frozenset() if for_targets is None else for_targets.nodes
-    return final_fit(widest, job.options.keep_float | nodes), for_targets
+    return with_float(fitted, nodes | options.keep_float), for_targets
 
 
 def _further(fitted: Fit, before: FinalFit, for_targets: FloatNodes | None, after: FinalFit) -> str:
@@ -300,6 +298,7 @@ def fit_ranges(
     run: Run,
     *,
     exact: Sequence[Outputs] | None = None,
+    always_float: frozenset[str] = frozenset(),
 ) -> Fit:
     """Step 2; held-out samples are observed here, by the runner of the first pass."""
     nodes = {str(node.name) for node in graph.graph} if job.options.on_gpu else frozenset[str]()
@@ -313,6 +312,7 @@ def fit_ranges(
             judges.validation,
             exact=exact,
             operands=operands,
+            always_float=always_float,
             on_progress=on_progress,
         )
     held_out_data = memory_dataset([judges.validation[number] for number in judges.held_out])
@@ -327,6 +327,7 @@ def fit_ranges(
         exact=exact,
         halves=halves,
         operands=operands,
+        always_float=always_float,
         on_progress=on_progress,
     )
 
@@ -334,7 +335,7 @@ def fit_ranges(
 def _equalise(
     job: Job, judges: ValidationSet, plain: Fit
 ) -> tuple[Fit, Rows, CorrectionOutcome | None]:
-    """Step 3: the better fit, its factors by tensor, and the outcome."""
+    """Step 4: the better fit, its factors by tensor, and the outcome."""
     switch = job.options.switch(job.options.equalise)
     if switch == "off":
         return plain, _NO_ROWS, None
@@ -347,13 +348,16 @@ def _equalise(
         changed_job = replace(job, tensors=calibrated_tensors(changed))
         run = shared_runner(changed, changed_job.tensors)
         observation = observe(changed_job, changed, run, checkpoint)
-        return fit_ranges(changed_job, judges, changed, observation, run, exact=plain.noise.exact)
+        exact, always_float = plain.noise.exact, plain.noise.always_float
+        return fit_ranges(
+            changed_job, judges, changed, observation, run, exact=exact, always_float=always_float
+        )
 
     return try_equalisation(plain, job.data, refit, switch)
 
 
 def _choose(job: Job, fitted: Fit, learning: Sequence[Sample]) -> Fit:
-    """Step 4, with method `auto`."""
+    """Step 5, with method `auto`."""
     if job.options.method != AUTO:
         return fitted
     correct = partial(corrected_graph, samples=learning) if job.corrects else None
@@ -388,10 +392,10 @@ def _correct(
 def _round(
     job: Job, fitted: Fit, learning: Sequence[Sample]
 ) -> tuple[Fit, Mapping[str, str], CorrectionOutcome | None]:
-    """Step 5, before nodes are kept in floating point, so that fewer have to be."""
+    """Step 6."""
     if not job.rounds or not fitted.trial.tensors:
         return fitted, {}, None
-    switch, keep_float = job.options.switch(job.options.round_weights), job.options.keep_float
+    switch, keep_float = job.options.switch(job.options.round_weights), fitted.noise.always_float
     ranges = trial_ranges(fitted.trial, fitted.amax)
     if switch == "auto" and fitted.noise.judged(ranges, keep_float).target_spent <= 1.0:
         return fitted, {}, None

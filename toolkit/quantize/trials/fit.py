@@ -31,6 +31,8 @@ AUTO_METHODS = (
 WIDEST = "minmax"
 """The method that clips nothing seen: `auto` loses no more than it."""
 MIN_CHOOSERS = 8
+CHANCE = 1.25
+"""The ratio of two shares of a limit that few samples do not tell apart: 1 dB of an SQNR."""
 MAX_CORRECTED_METHODS = 2
 """Number of methods tried with corrected biases, beside the one with the widest ranges."""
 
@@ -106,29 +108,41 @@ def fit(
     exact: Sequence[Outputs] | None = None,
     halves: Halves | None = None,
     operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    always_float: frozenset[str] = NO_NODES,
     on_progress: Progress = lambda done, total: None,
 ) -> Fit:
     """Try each method on all tensors, and choose the one whose worst output is best.
 
     `exact`: the float outputs to compare with, None: those of `graph`. `halves`: the parts of
     `observation`, None: samples are judged with ranges measured on them too. `operands`: as in
-    `toolkit.quantize.quantize.quantize`.
+    `toolkit.quantize.quantize.quantize`. `always_float`: as of `OutputNoise`.
     """
     candidates = _candidates(graph, observation.histograms, methods)
     trial = TrialModel(graph, operands=operands)
     as_judged = None if halves is None else _as_judged(graph, candidates, halves)
-    noise = OutputNoise(trial, validation, exact, as_judged)
-    judges = slice(None) if halves is None else halves.numbers
-    complete = {method: with_operands(graph, amax) for method, amax in candidates.items()}
-    figures = {}
-    for done, (method, amax) in enumerate(complete.items()):
-        on_progress(done, len(complete))
-        figures[method] = noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, judges)
-    best = max(methods, key=lambda method: min(figures[method].values(), default=0.0))
+    noise = OutputNoise(trial, validation, exact, as_judged, always_float)
     observation = replace(observation, histograms=_filled(observation.histograms))
-    return Fit(
-        graph, observation, candidates, trial, noise, best, complete[best], figures[best], halves
-    )
+    unjudged = Fit(graph, observation, candidates, trial, noise, methods[0], {}, {}, halves)
+    return best_method(unjudged, on_progress)
+
+
+def best_method(fitted: Fit, on_progress: Progress = lambda done, total: None) -> Fit:
+    """Choose the single method whose worst output is best."""
+    figures, amax_of = {}, {}
+    for done, (method, amax) in enumerate(fitted.candidates.items()):
+        on_progress(done, len(fitted.candidates))
+        amax_of[method] = with_operands(fitted.graph, amax)
+        ranges = trial_ranges(fitted.trial, amax_of[method])
+        figures[method] = fitted.noise.sqnr_db(ranges, NO_NODES, fitted.judges)
+    best = max(figures, key=lambda method: min(figures[method].values(), default=0.0))
+    return replace(fitted, method=best, amax=amax_of[best], sqnr_db=figures[best])
+
+
+def with_float(fitted: Fit, nodes: frozenset[str]) -> Fit:
+    """Keep nodes in floating point in all that is measured from here on."""
+    if nodes == fitted.noise.always_float:
+        return fitted
+    return best_method(replace(fitted, noise=fitted.noise.with_float(nodes)))
 
 
 def _candidates(
@@ -213,16 +227,14 @@ class Start:
 
 
 def loses_no_more(spent: tuple[float, float], limit: tuple[float, float]) -> bool:
-    """True if no share of the limits that is spent is larger."""
-    return all(share <= most for share, most in zip(spent, limit, strict=True))
+    """True if no share of the limits that is spent is larger by more than `CHANCE`."""
+    return all(share <= CHANCE * most for share, most in zip(spent, limit, strict=True))
 
 
-def spent_shares(
-    fitted: Fit, noise: OutputNoise, assignment: Assignment, keep_float: frozenset[str] = NO_NODES
-) -> tuple[float, float]:
+def spent_shares(fitted: Fit, noise: OutputNoise, assignment: Assignment) -> tuple[float, float]:
     """Share of the limits that is spent, on the samples held out and on all."""
-    held_out = noise.judged(assignment, keep_float, fitted.judges)
-    return held_out.spent, noise.judged(assignment, keep_float).spent
+    held_out = noise.judged(assignment, samples=fitted.judges)
+    return held_out.certain_spent, noise.judged(assignment).certain_spent
 
 
 def search_ranges(

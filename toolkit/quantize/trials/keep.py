@@ -1,14 +1,16 @@
-"""Keep the nodes in floating point whose INT8 costs most, where an output misses its target.
+"""Keep the nodes in floating point whose INT8 costs most, where an output has scores or misses
+its target.
 
 The search is `calibration.least_loss`, with the metric `target` and the error of
 `toolkit.quantize.loss.judge.error_of`. The nodes are chosen on the samples that do not judge
 (`Fit.choosers`), with the ranges of the other half.
 
 Few samples show few detections, and the largest drop of nine scores says little of the largest of
-thirty: between halves of the same samples it differs by a factor of two. So the search goes on
-until half of each target is left, and, of scores, until the errors of the nodes left in INT8, each
-measured alone and added, leave half of the target, too: a quarter of its power (`score_error`).
-Shares and ratios of powers are means over all samples, which need no such margin.
+thirty: between halves of the same samples it differs by a factor of two. So the search begins also
+where scores just meet their targets, and goes on until half of each target is left and, of all that
+is counted, until the errors of the nodes left in INT8, each measured alone and added, leave half of
+the target, too: a quarter of its power (`score_error`), or until the share of work is spent. Ratios
+of powers are means over all samples, which need no such margin.
 """
 
 import math
@@ -26,7 +28,7 @@ from toolkit.quantize.trials.effort import affordable_runs
 from toolkit.quantize.trials.fit import Fit, trial_ranges
 from toolkit.quantize.trials.metrics import METRICS, Material, int8_macs
 
-MOST_FLOAT = 0.5
+MOST_FLOAT = 0.15
 """The largest share of the multiplications in floating point, unless the user says another."""
 AIM = Budget("target", "least", 0.5)
 MOST_ADDED = (1.0 - AIM.amount) ** 2
@@ -76,9 +78,17 @@ class FloatNodes:
     def reasons(self) -> dict[str, str]:
         """Node -> why it stays in floating point."""
         return {
-            node: f"its INT8 makes {100 * share:.1f} % of the error, and an output misses a target"
+            node: f"its INT8 makes {100 * share:.1f} % of an error near or beyond a target"
             for node, share in self.error_shares().items()
         }
+
+
+def needs_nodes(fitted: Fit, always_float: frozenset[str]) -> bool:
+    """True if an output has scores or misses its target."""
+    ranges = trial_ranges(fitted.trial, fitted.amax)
+    judgement = fitted.noise.judged(ranges, always_float)
+    scores = any(loss.metric in {DETECTION_DROP, SCORE_DROP} for loss in judgement.losses)
+    return scores or judgement.target_spent > 1.0
 
 
 def keep_best(
@@ -87,7 +97,8 @@ def keep_best(
     most_float: float,
     on_progress: Callable[[int, int], None],
 ) -> FloatNodes | None:
-    """Find the nodes to keep; None if no output misses its target, or nothing is INT8.
+    """Find the nodes to keep; None if all outputs without scores meet their targets, or nothing is
+    INT8.
 
     Raises CalibrationError: `most_float` is no share.
     """
@@ -95,14 +106,14 @@ def keep_best(
         node: count for node, count in int8_macs(fitted.graph).items() if node not in always_float
     }
     noise, ranges = fitted.noise, trial_ranges(fitted.trial, fitted.amax)
-    if not macs or noise.judged(ranges, always_float).target_spent <= 1.0:
+    if not macs or not needs_nodes(fitted, always_float):
         return None
+    judgement = noise.judged(ranges, always_float)
+    counted = {loss.part for loss in judgement.losses if loss.judged and loss.metric.unit != "dB"}
     choosers, apart = _choosers(fitted, ranges, always_float)
     runs = affordable_runs(fitted.graph, MAX_RUNS)
     few = _worst(fitted, ranges, always_float, choosers, max(1, runs // len(macs)))
     measure = METRICS[AIM.metric].build(Material(noise, choosers))
-    drops = noise.judged(ranges, always_float, choosers).losses
-    scores = {loss.part for loss in drops if loss.metric in {DETECTION_DROP, SCORE_DROP}}
     search = least_loss(
         macs,
         lambda keep: measure(ranges, keep | always_float),
@@ -110,8 +121,8 @@ def keep_best(
         error=lambda keep: noise.error(ranges, keep | always_float, choosers),
         error_alone=lambda keep: noise.error(ranges, keep | always_float, few),
         most_float=most_float,
-        added_alone=lambda keep: noise.error(ranges, keep | always_float, few, scores),
-        most_added=MOST_ADDED if scores else math.inf,
+        added_alone=lambda keep: noise.error(ranges, keep | always_float, few, counted),
+        most_added=MOST_ADDED if counted else math.inf,
         together=math.ceil(len(macs) / runs),
         on_progress=on_progress,
     )

@@ -54,7 +54,8 @@ class OutputNoise:
     """INT8 error at the parts of the outputs, on fixed samples.
 
     Holds the float outputs of all samples as `exact`; a trial runs each sample once. `as_judged`
-    may replace the ranges of a sample by those of the same methods without it.
+    may replace the ranges of a sample by those of the same methods without it. Nodes of
+    `always_float` compute in floating point in every trial.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class OutputNoise:
         samples: Sequence[Sample],
         exact: Sequence[Outputs] | None = None,
         as_judged: AsJudged | None = None,
+        always_float: frozenset[str] = NO_NODES,
     ) -> None:
         """`exact` None: the float outputs of the trial's own model.
 
@@ -74,6 +76,7 @@ class OutputNoise:
                 "more data"
             )
         self.trial = trial
+        self.always_float = always_float
         self._known: dict[_Trial, Mapping[str, float]] = {}
         self._latest: _Latest = (frozenset(), NO_NODES, {})
         self._as_judged = as_judged or _as_requested
@@ -111,11 +114,17 @@ class OutputNoise:
 
     def of_model(self, trial: TrialModel) -> "OutputNoise":
         """The noise of a changed model against the same float outputs."""
-        return OutputNoise(trial, self._samples, self.exact, self._as_judged)
+        return OutputNoise(trial, self._samples, self.exact, self._as_judged, self.always_float)
+
+    def with_float(self, nodes: frozenset[str]) -> "OutputNoise":
+        """The noise with some nodes in floating point in every trial."""
+        return OutputNoise(self.trial, self._samples, self.exact, self._as_judged, nodes)
 
     @cached_property
     def _weights_only(self) -> tuple[Outputs, ...]:
-        return tuple(self._parts(self.trial({}, sample)) for sample in self._samples)
+        return tuple(
+            self._parts(self.trial({}, sample, self.always_float)) for sample in self._samples
+        )
 
     def sqnr_db(
         self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
@@ -158,7 +167,8 @@ class OutputNoise:
         self, assignment: Assignment, number: int, keep_float: frozenset[str] = NO_NODES
     ) -> Outputs:
         """Outputs of a sample by part; those of the latest ranges are held."""
-        key = (frozenset(assignment.items()), frozenset(keep_float))
+        keep_float = keep_float | self.always_float
+        key = (frozenset(assignment.items()), keep_float)
         if key != self._latest[:2]:
             self._latest = (*key, {})
         outputs = self._latest[2]
