@@ -93,7 +93,7 @@ def test_short_factors_still_balance_the_channels(
     tensors = link_tensors(model)
     samples = [{"x": rng.normal(size=INPUT).astype(np.float32)} for _ in range(4)]
     seen = channel_ranges(ActivationRunner(model, tensors), samples, tensors)
-    exact = equalise(model, "activations", seen)
+    exact = equalise(model, seen)
     short = short_factors(exact.factors)
     for name, row in short.items():
         np.testing.assert_allclose(row, exact.factors[name], rtol=0.005)

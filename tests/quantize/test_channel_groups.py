@@ -59,7 +59,7 @@ def noise(rng: np.random.Generator, count: int) -> list[dict[str, np.ndarray]]:
 def factors_of(model: ir.Model, rng: np.random.Generator) -> dict[str, np.ndarray]:
     tensors, run = link_tensors(model), ActivationRunner
     observed = channel_ranges(run(model, tensors), noise(rng, 4), tensors)
-    return dict(equalise(model, "activations", observed).factors)
+    return dict(equalise(model, observed).factors)
 
 
 def outputs(model: ir.Model, samples: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:

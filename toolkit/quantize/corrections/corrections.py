@@ -85,7 +85,7 @@ def try_equalisation(
         reason = "no convolution hands its channels to one other layer alone"
         return plain, {}, CorrectionOutcome(name, requested, False, reason=reason)
     observed = channel_ranges(ActivationRunner(plain.graph, tensors), samples, tensors)
-    rows = short_factors(equalise(plain.graph, "activations", observed).factors)
+    rows = short_factors(equalise(plain.graph, observed).factors)
     if not rows:
         return (
             plain,

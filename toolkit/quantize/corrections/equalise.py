@@ -4,25 +4,15 @@ For y = W2 f(W1 x + b1) + b2 with f(s z) = s f(z), any positive s per channel le
 
     W1'[i] = W1[i] / s_i,   b1'[i] = b1[i] / s_i,   W2'[:, i] = W2[:, i] s_i
 
-balance "weights" (Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias
-Correction): with r1_i = max|W1[i]|, r2_i = max|W2[:, i]|,
-
-    s_i = sqrt(r1_i r2_i) / r2_i      makes both ranges sqrt(r1_i r2_i).
-
-Through depthwise layers, which scale each channel by itself, a chain of n layers is taken at once:
-all n ranges become g_i = (r1_i .. rn_i)^(1/n), so s_1 = r1 / g and s_k = s_(k-1) r_k / g (n = 3:
-MobileNet's expand, depthwise, project). Chains share layers, so this repeats until s is near 1.
-
-Where several layers write and read the same channels (`channel_groups`), s_i is the geometric mean
-of what the readers ask for.
-
-balance "activations", for weights quantized per channel, where the range of W1[i] does not matter:
-a_i = max|f(..)_i| as observed, r2_i over the rows of W2 divided by their maxima,
+(Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction). Weights
+are quantized per channel, so the range of W1[i] does not matter, and activations are evened: with
+a_i = max|f(..)_i| as observed, r2_i = max|W2[:, i]| over the rows of W2 divided by their maxima,
 
     s_i = a_i            into a depthwise layer: all channels then use all of the INT8 range
     s_i = sqrt(a_i / r2_i)   into any other: halfway between the activations' and the weights' need
 
-up to a common factor, taken so that the geometric mean of s is 1.
+up to a common factor, taken so that the geometric mean of s is 1. Where several layers write and
+read the same channels (`channel_groups`), s_i is the geometric mean of what the readers ask for.
 
 A Clip(0, u) commutes only if it clips nothing. Channels observed within 0.9 u are scaled as far as
 they stay within it; the others keep s_i = 1, and so do all without observation. So with a Clip, and
@@ -30,13 +20,13 @@ only then, outputs may differ on data outside the observed range. Other results 
 rounding only. Ranges of activations change: calibrate afterwards.
 
 Where no chain ends at a depthwise layer, and it alone reads a computed tensor (of HardSwish, SiLU,
-Add, ..), a Mul by 1 / a_i is put before it ("activations" only): one more operation, where channels
-differ enough to pay it.
+Add, ..), a Mul by 1 / a_i is put before it: one more operation, where channels differ enough to pay
+it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -54,7 +44,6 @@ from toolkit.quantize.corrections.channel_links import (
 )
 from toolkit.quantize.weights import constant_of
 
-Balance = Literal["weights", "activations"]
 Ranges = Mapping[str, NDArray[Any]]
 """Tensor -> max|x| of each channel, [channels]."""
 Vector = NDArray[np.float64]
@@ -64,22 +53,13 @@ CLIP_HEADROOM = 0.9
 LARGEST_SCALE = 1000.0
 LEAST_SPREAD = 2.0
 """The widest channel in geometric means of all channels from which on a Mul is put in."""
-MAX_ROUNDS = 20
-CONVERGED = 1.01
 
 
 @dataclass(frozen=True, slots=True)
 class EqualisedChain:
-    """One chain: its layers in order.
-
-    `spread_before` and `spread_after`: the largest ratio, over its layers, of the widest to the
-    narrowest channel of the weight. `clip_limited`: channels that a Clip kept from being scaled,
-    at any link.
-    """
+    """One chain: its layers in order, and how many channels a Clip kept from being scaled."""
 
     nodes: tuple[str, ...]
-    spread_before: float
-    spread_after: float
     clip_limited: int
 
 
@@ -122,42 +102,23 @@ def channel_ranges(
     return ranges
 
 
-def equalise(
-    model: ir.Model, balance: Balance = "weights", observed: Ranges | None = None
-) -> Equalised:
+def equalise(model: ir.Model, observed: Ranges) -> Equalised:
     """Return an equalised copy of the model.
 
-    `observed` holds the ranges of `link_tensors`; links that need one and have none are refused.
+    `observed` holds the ranges of `link_tensors`; links that have none are refused.
     """
-    changed = model.clone()
-    links, refusals = find_links(changed.graph)
-    ranges = dict(observed or {})
-    usable, unobserved = _with_ranges(links, balance, ranges)
-    chains = _chains(usable)
+    links, refusals = find_links(model.graph)
+    usable, unobserved = _with_ranges(links, observed)
     factors: dict[str, Vector] = {}
-    spread_before = [_spread(chain) for chain in chains]
-    clip_limited = [0] * len(chains)
-    for _ in range(MAX_ROUNDS if balance == "weights" else 1):
-        largest = 1.0
-        for index, chain in enumerate(chains):
-            scales = _weight_scales(chain) if balance == "weights" else _range_scales(chain, ranges)
-            scales, clip_limited[index] = _within_clips(chain, scales, ranges)
-            _apply(changed.graph, chain, scales)
-            for link, scale in zip(chain, scales, strict=True):
-                factors[link.tensor] = factors.get(link.tensor, 1.0) * scale
-                for name in {link.tensor, link.clipped} & ranges.keys():
-                    ranges[str(name)] = ranges[str(name)] / scale
-                largest = max(largest, float(scale.max()), float(1 / scale.min()))
-        if largest < CONVERGED:
-            break
-    equalised = tuple(
-        EqualisedChain(_names(chain), spread, _spread(chain), count)
-        for chain, spread, count in zip(chains, spread_before, clip_limited, strict=True)
-    )
-    if balance == "activations":
-        factors |= _group_scales(model, ranges)
-        factors |= _unlinked_scales(model, ranges)
-    return Equalised(scale_channels(model, factors), factors, equalised, (*refusals, *unobserved))
+    chains = []
+    for chain in _chains(usable):
+        scales, clip_limited = _within_clips(chain, _range_scales(chain, observed), observed)
+        factors |= {link.tensor: scale for link, scale in zip(chain, scales, strict=True)}
+        chains.append(EqualisedChain(_names(chain), clip_limited))
+    factors |= _group_scales(model, observed)
+    factors |= _unlinked_scales(model, observed)
+    equalised = scale_channels(model, factors)
+    return Equalised(equalised, factors, tuple(chains), (*refusals, *unobserved))
 
 
 def _group_scales(model: ir.Model, ranges: Ranges) -> dict[str, Vector]:
@@ -271,19 +232,18 @@ def _divide_before(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
 
 
 def _with_ranges(
-    links: Sequence[Link], balance: Balance, ranges: Ranges
+    links: Sequence[Link], ranges: Ranges
 ) -> tuple[tuple[Link, ...], tuple[Refusal, ...]]:
     """The links whose observed ranges suffice, and why the others are refused."""
     usable, refused = [], []
     for link in links:
         name = str(link.producer.name)
-        if balance == "activations" and link.tensor not in ranges:
-            refused.append(Refusal(name, f"the channels of {link.tensor!r} were not observed"))
+        unobserved = {link.tensor, link.clipped} - {None, *ranges}
+        if unobserved:
+            read = link.tensor if link.tensor in unobserved else link.clipped
+            refused.append(Refusal(name, f"the channels of {read!r} were not observed"))
         elif link.clipped is None or link.limit is None:
             usable.append(link)
-        elif link.clipped not in ranges:
-            reason = f"Clip to {link.limit:g} at {link.clipped!r} commutes with scaling only below "
-            refused.append(Refusal(name, reason + "its bound, and its channels were not observed"))
         elif (ranges[link.clipped] >= CLIP_HEADROOM * link.limit).all():
             low = float(ranges[link.clipped].min())
             reason = f"Clip to {link.limit:g} at {link.clipped!r} cuts off: every channel reaches "
@@ -306,19 +266,6 @@ def _chains(links: Sequence[Link]) -> tuple[tuple[Link, ...], ...]:
             chain.append(link_from[chain[-1].consumer])
         chains.append(tuple(chain))
     return tuple(chains)
-
-
-def _weight_scales(chain: Sequence[Link]) -> list[Vector]:
-    """Nagel's factors for each link of a chain, [channels] each."""
-    ranges = _layer_ranges(chain)
-    alive = np.all([channels > 0 for channels in ranges], axis=0)
-    logs = [np.log(np.where(alive, channels, 1.0)) for channels in ranges]
-    mean = sum(logs) / len(logs)
-    scales, total = [], np.zeros_like(logs[0])
-    for log in logs[:-1]:
-        total = total + log - mean
-        scales.append(_limited(np.exp(total), alive))
-    return scales
 
 
 def _range_scales(chain: Sequence[Link], ranges: Ranges) -> list[Vector]:
@@ -425,18 +372,6 @@ def _input_ranges(node: ir.Node, *, relative: bool = False) -> Vector:
     return ranges
 
 
-def _output_ranges(node: ir.Node) -> Vector:
-    weight = np.abs(_weight(node)).astype(np.float64)
-    ranges: Vector = weight.max(axis=tuple(range(1, weight.ndim)))
-    return ranges
-
-
-def _layer_ranges(chain: Sequence[Link]) -> list[Vector]:
-    """The weight ranges of every layer of a chain, by the channels that the chain scales."""
-    output_ranges = [_output_ranges(link.producer) for link in chain]
-    return [*output_ranges, _input_ranges(chain[-1].consumer)]
-
-
 def _weight(node: ir.Node) -> NDArray[Any]:
     """The weight as a convolution has it, [out, in / groups, ..]."""
     weight = constant_of(node, 1)
@@ -446,11 +381,6 @@ def _weight(node: ir.Node) -> NDArray[Any]:
 
 def _is_stored_by_inputs(node: ir.Node) -> bool:
     return node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 0
-
-
-def _spread(chain: Sequence[Link]) -> float:
-    alive = [ranges[ranges > 0] for ranges in _layer_ranges(chain)]
-    return max((float(ranges.max() / ranges.min()) for ranges in alive if ranges.size), default=1.0)
 
 
 def _names(chain: Sequence[Link]) -> tuple[str, ...]:
