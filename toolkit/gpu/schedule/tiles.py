@@ -179,7 +179,10 @@ def _vector_tiles(shape: GemmShape) -> list[Tile]:
 def _resident_tiles(shape: GemmShape, gpu: GpuTarget) -> list[Tile]:
     """Return the tiles that keep the right operand, in as many programs as run at once."""
     depth = 64 if shape.depth % 64 == 0 else 32
-    if not _MIN_DEPTH[shape.item_bytes] < shape.depth <= _MAX_RESIDENT_DEPTH:
+    most = _MAX_RESIDENT_DEPTH
+    if shape.float8:  # a step is a line of shared memory
+        depth, most = min(power_of_two(shape.depth), _MAX_ROW_BYTES), 2 * _MAX_RESIDENT_DEPTH
+    if not _MIN_DEPTH[shape.item_bytes] < shape.depth <= most:
         return []
     tiles = []
     for rows, columns, warps in _RESIDENT_SHAPES:
