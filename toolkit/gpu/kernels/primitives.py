@@ -330,8 +330,7 @@ def to_float8(x, FACTOR):
 def gelu_to_float8(x, FACTOR):
     """x Phi(x) FACTOR to the nearest E4M3, in FP16 by pairs; for factors up to 2048.
 
-    x is no less than -6, where the result is 0, so that only what is beyond E4M3 overflows. u = x /
-    6 and the polynomial are those of `functions.gelu_half`.
+    As `functions.gelu_half`; x is at least -6, so that FP16 overflows only where E4M3 does.
     """
     if INTERPRETED:
         result = to_float8(functions.gelu(x), FACTOR)

@@ -66,20 +66,14 @@ def rows_transposed(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter
 
 def column_factors(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """A product, transposed or not, times a factor for each column -> a product with factors."""
-    shape = rewriter.shapes[op.outputs[0]]
     for source, constant in (op.inputs, op.inputs[::-1]):
-        move = graph.sole_producer(source, "Transpose")
-        product = graph.sole_producer(move.inputs[0] if move else source, "Gemm", "MatMul")
+        product, move, order = _product_of(graph, rewriter, source, op) or (None, None, ())
         k = graph.network.constants.get(constant)
-        if product is None or k is None or product.input(3) or k.ndim > len(shape):
+        if product is None or k is None or product.input(3):
             continue
-        if not _has_rows(rewriter, product, source, shape):
-            continue
-        perm = _permutation(move, len(shape))
-        column = perm.index(len(shape) - 1)
-        each = (1,) * (len(shape) - k.ndim) + k.shape
-        single = all(size == 1 for at, size in enumerate(each) if at != column)
-        if not single or each[column] != shape[column] or op.outputs[0] in rewriter.scales:
+        column = order.index(len(order) - 1)
+        sizes = (1,) * (len(order) - k.ndim) + k.shape
+        if not k.size == sizes[column] == rewriter.shapes[op.outputs[0]][column]:
             continue
         factors = rewriter.constant(f"{op.outputs[0]} (factors)", k.reshape(-1))
         operands = (*product.inputs[:2], product.input(2), factors)
@@ -98,42 +92,40 @@ def residual_of_transposed(graph: UseDefGraph, op: Operation, rewriter: NetworkR
     """A transposed product + x -> transposed: the product + x transposed back."""
     output = op.outputs[0]
     for source, other in (op.inputs, op.inputs[::-1]):
-        move = graph.sole_producer(source, "Transpose")
-        product = move and graph.sole_producer(move.inputs[0], "Gemm", "MatMul")
+        product, move, order = _product_of(graph, rewriter, source, op) or (None, None, ())
         same = rewriter.shapes.get(other) == rewriter.shapes[output]
-        if move is None or product is None or not same or output in graph.network.outputs:
+        if product is None or move is None or not same or output in graph.network.outputs:
             continue
-        rounded = {output, source} & set(rewriter.scales)
-        if rounded or not _has_rows(rewriter, product, source, rewriter.shapes[output]):
-            continue
-        perm = _permutation(move, len(rewriter.shapes[output]))
-        back = {"perm": tuple(perm.index(at) for at in range(len(perm)))}
-        shape, dtype = rewriter.shapes[move.inputs[0]], rewriter.dtypes[output]
-        scale = rewriter.scales.get(other)
+        shape, scale = rewriter.shapes[product.outputs[0]], rewriter.scales.get(other)
+        back = {"perm": tuple(order.index(at) for at in range(len(order)))}
         turned = rewriter.add_new(
             op, "Transpose", (other,), shape, rewriter.dtypes[other], attributes=back, scale=scale
         )
         result = _again(rewriter, product, product.inputs)
-        total = rewriter.add_new(op, op.kind, (result, turned), shape, dtype)
+        total = rewriter.add_new(op, op.kind, (result, turned), shape, rewriter.dtypes[output])
         return rewriter.replaced_by(
             op, "Transpose", (total,), move.attributes, also=(move, product)
         )
     return None
 
 
-def _has_rows(
-    rewriter: NetworkRewriter, product: Operation, result: str, shape: Sequence[object]
-) -> bool:
-    """Whether a product with a constant matrix gives floats, and `result` of it has that shape."""
+def _product_of(
+    graph: UseDefGraph, rewriter: NetworkRewriter, source: str, op: Operation
+) -> tuple[Operation, Operation | None, tuple[int, ...]] | None:
+    """Return the product with a constant matrix that makes floats of op's shape, a Transpose behind
+    it, and the order of dimensions; None: another tensor.
+    """
+    move = graph.sole_producer(source, "Transpose")
+    product = graph.sole_producer(move.inputs[0] if move else source, "Gemm", "MatMul")
+    shape = rewriter.shapes[op.outputs[0]]
+    if product is None or rewriter.shapes[source] != shape:
+        return None
     weights = rewriter.constants.get(product.inputs[1])
-    matrix = weights is not None and weights.ndim == 2
-    return matrix and product.outputs[0] not in rewriter.scales and rewriter.shapes[result] == shape
-
-
-def _permutation(move: Operation | None, rank: int) -> tuple[int, ...]:
-    """Return the order of the dimensions of a Transpose; None: of none."""
-    order = tuple(range(rank))
-    return order if move is None else move.integers("perm", order[::-1])
+    rounded = {op.outputs[0], source, product.outputs[0]} & set(rewriter.scales)
+    if weights is None or weights.ndim != 2 or rounded:
+        return None
+    order = tuple(range(len(shape)))
+    return product, move, move.integers("perm", order[::-1]) if move else order
 
 
 def _again(
@@ -198,6 +190,5 @@ GEMM_RULES: tuple[Rule, ...] = (
     Rule("Transpose", rows_transposed),
     Rule("Mul", column_factors),
 )
-# Where tensor cores read their operands from shared memory: with mma.sync tiles beside a residual
-# are narrower, and ConvNeXt-T took 4 % more.
+# With mma.sync tiles beside a residual are narrower: ConvNeXt-T took 4 % more.
 RESIDUAL_RULES: tuple[Rule, ...] = (Rule("Add", residual_of_transposed),)

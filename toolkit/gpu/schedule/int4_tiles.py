@@ -12,8 +12,7 @@ MAX_STEP = 128
 MAX_FEW_ROWS = 8
 _MAX_ACCUMULATORS = 64  # of a thread, whose registers hold weights, too
 _MAX_TACTICS = 4
-# Of products of few rows: parts of the depth side by side, and columns. Two warps take `mma.sync`
-# on every GPU, whose few columns of products `wgmma` makes slower.
+# Of products of few rows. Two warps take `mma.sync` on every GPU: `wgmma` is slower here.
 _PARTS = (1, 2, 4, 8)
 _FEW_ROW_COLUMNS = (16, 32, 64)
 _FEW_ROW_WARPS = 2
