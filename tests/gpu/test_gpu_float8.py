@@ -1,5 +1,6 @@
 """Products of FP8: interpreted on the CPU against arithmetic of ml_dtypes, and compiled."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -76,14 +77,19 @@ def test_products_read_both_operands_as_fp8(
     agree(gpu_interpreter.run(program, {"x": x})["y"], product.truth(case, x))
 
 
-@pytest.mark.parametrize("rows", [1, 100])
-def test_every_tactic_gives_the_product(rows: int, rng: np.random.Generator) -> None:
-    product = Product((rows, 512), 72)
-    case, x = product.case(rng), rng.normal(size=(rows, 512)).astype(np.float32)
+@pytest.mark.parametrize(
+    ("rows", "depth", "other"),
+    [(1, 512, "split_k_reduce"), (100, 512, "split_k_reduce"), (200, 96, "resident_gemm strided")],
+)
+def test_every_tactic_gives_the_product(
+    rows: int, depth: int, other: str, rng: np.random.Generator
+) -> None:
+    product = Product((rows, depth), 72)
+    case, x = product.case(rng), rng.normal(size=(rows, depth)).astype(np.float32)
     program, expected = lower(case, EXHAUSTIVE), product.truth(case, x)
     (op,) = [op for op in program.ops if "a" in dict(op.tactics[0][0].spec.signature)]
     kernels = {launch.spec.title for tactic in op.tactics for launch in tactic}
-    assert kernels == {"gemm strided", "split_k_reduce"}
+    assert kernels == {"gemm strided", other}
     for tactic in op.tactics:
         ops = tuple(TunableOp(w.nodes, (tactic,)) if w is op else w for w in program.ops)
         actual = gpu_interpreter.run(replace(program, ops=ops), {"x": x})["y"]
@@ -169,6 +175,31 @@ def test_the_kernel_that_computes_a_tensor_rounds_it_to_fp8(rng: np.random.Gener
     expected = 2 * product - p.mean(2, keepdims=True)
     actual = gpu_interpreter.run(program, feeds)["y"]
     assert np.linalg.norm(actual - expected) < 5e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("factor", [0.002, 1.0])
+def test_a_gelu_and_its_rounding_are_one_step(factor: float, rng: np.random.Generator) -> None:
+    """With scales that FP16 may multiply by, and with smaller ones."""
+    weights = {"w0": normal(rng, 64, 64).T, **float8_weights(rng, (64, 48), 1), **X_SCALE}
+    weights["xs"] = weights["xs"] * np.float32(factor)
+    nodes = [
+        node("MatMul", "x w0", "h"),
+        node("Gelu", "h", "g"),
+        *pair("g", "gd"),
+        node("DequantizeLinear", "q s z", "w", axis=1),
+        node("MatMul", "gd w", "y"),
+    ]
+    case = Case(nodes, {"x": (10, 64)}, weights, opset=20)
+    feeds, program = case.feeds(rng), lower(case)
+    steps = [step[0] for step in dict(program.launches[-2].spec.constants)["EPILOGUE"]]
+    joined = ["gelu_to_float8_by"] if factor == 1 else ["gelu_half", "to_float8_by"]
+    assert steps == joined
+    x, w0 = (t.astype(np.float16).astype(np.float32) for t in (feeds["x"], weights["w0"]))
+    h = x @ w0
+    g = 0.5 * h * (1 + np.vectorize(math.erf)(h / 2**0.5)).astype(np.float32)
+    product = quantized(g, float(weights["xs"])) @ real({n: weights[n] for n in "qsz"}, 1)
+    actual = gpu_interpreter.run(program, feeds)["y"]
+    assert np.linalg.norm(actual - product) < 5e-3 * np.linalg.norm(product)
 
 
 def refusal(case: Case) -> str:

@@ -144,8 +144,7 @@ def test_products_of_every_block_size(
 )
 def test_every_tactic_gives_the_product(rows: int, rng: np.random.Generator) -> None:
     kernels = check(Product((rows, 512), 24, 32), rng, every)
-    assert {"int4_gemm", "split_k_reduce"} <= set(kernels)
-    assert ("int4_matrix_vector" in kernels) == (rows <= 8)
+    assert set(kernels) == {"int4_gemm"} | ({"split_k_reduce"} if rows > 8 else set())
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_the_epilogue_is_that_of_other_products(
     after = [node("Add", "c b", "d"), node("Relu", "d", "e"), node("Add", "e r", "y")]
     product = Product(shape, 40, 32, after=after, more=("r",))
     kernels = check(product, rng, one_of_each_kernel(rng))
-    assert {"int4_gemm", "int4_matrix_vector", "split_k_reduce"} <= set(kernels)
+    assert "int4_gemm" in kernels
 
 
 def test_a_gemm_of_transposed_weights_with_a_bias(rng: np.random.Generator) -> None:

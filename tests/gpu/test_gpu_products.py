@@ -5,9 +5,10 @@ from dataclasses import replace
 import gpu_interpreter
 import numpy as np
 import pytest
-from gpu_graphs import Case, node, normal
+from gpu_graphs import ORIN, Case, node, normal
 
 from toolkit.gpu.ir.launch import TunableOp
+from toolkit.gpu.lower import lower_segment
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -16,9 +17,9 @@ LIMITS = {"fp32": 1e-5, "fp16": 1e-2}
 PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 
-def check(case: Case, precision: str, rng: np.random.Generator) -> None:
+def check(case: Case, precision: str, rng: np.random.Generator, gpu: GpuTarget = ORIN) -> None:
     feeds = case.feeds(rng)
-    outputs = gpu_interpreter.run(case.lower(precision), feeds)
+    outputs = gpu_interpreter.run(case.lower(precision, gpu), feeds)
     for name, truth in case.truth(feeds).items():
         assert outputs[name].shape == truth.shape
         difference = np.linalg.norm(outputs[name].astype(np.float64) - truth)
@@ -58,6 +59,39 @@ def test_a_residual_is_added_to_every_product(constant: bool, rng: np.random.Gen
     case = Case(nodes, inputs if constant else {**inputs, "b": (2, 3, 4, 6)}, weights)
     assert [call.spec.title for call in case.lower("fp32").launches] == ["gemm strided"]
     check(case, "fp32", rng)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("sm", [87, 90])
+@pytest.mark.parametrize("moved", [False, True])
+def test_factors_and_a_residual_join_a_transposed_product(
+    moved: bool, sm: int, precision: str, rng: np.random.Generator
+) -> None:
+    """As ConvNeXt scales its branches, before or behind the transposition; beyond FP16, too."""
+    weights = {"w": normal(rng, 4, 6), "b": normal(rng, 6), "k": rng.normal(size=6)}
+    weights["k"] = weights["k"].reshape((6, 1, 1) if moved else (6,)).astype(np.float32)
+    weights["k"].reshape(-1)[0] = 0
+    scaled = node("Mul", "t k" if moved else "k c", "d")
+    turned = node("Transpose", "c" if moved else "d", "t", perm=[0, 3, 1, 2])
+    nodes = [
+        node("MatMul", "a w", "m"),
+        node("Add", "m b", "c"),
+        *((turned, scaled) if moved else (scaled, turned)),
+        node("Add", "d r" if moved else "r t", "e"),
+        node("GlobalAveragePool", "e", "y"),
+    ]
+    case = Case(nodes, {"a": (2, 5, 3, 4), "r": (2, 6, 5, 3)}, weights)
+    gpu = GpuTarget(sm, 14)
+    (joined,) = [op for op in case.lower(precision, gpu).ops if "MatMul:m" in op.nodes]
+    assert "Mul:d" in joined.nodes
+    assert ("Add:e" in joined.nodes) == (sm == 90)
+    check(case, precision, rng, gpu)
+    large = {name: values * np.float32(1e5) for name, values in case.feeds(rng).items()}
+    large_truth = case.truth(large)["y"]
+    wide = frozenset(["a", "r", "m", "c", "t", "d", "e", "y"])
+    program = lower_segment(case.segment().model, gpu=gpu, precision="fp16", wide=wide)
+    difference = gpu_interpreter.run(program, large)["y"] - large_truth
+    assert np.linalg.norm(difference) < 1e-3 * np.linalg.norm(large_truth)
 
 
 @PRECISIONS

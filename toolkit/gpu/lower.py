@@ -41,7 +41,7 @@ from toolkit.gpu.passes.concat_split import push_through_concat
 from toolkit.gpu.passes.first_convolutions import PATCH_EMBEDDING_RULES, SPACE_TO_DEPTH_RULES
 from toolkit.gpu.passes.float8 import with_float8_products
 from toolkit.gpu.passes.fusion import Group, group_operations
-from toolkit.gpu.passes.gemm import GEMM_RULES
+from toolkit.gpu.passes.gemm import GEMM_RULES, RESIDUAL_RULES
 from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
 from toolkit.gpu.passes.layout_chains import merge_layout_chains
 from toolkit.gpu.passes.quantized import read_quantized
@@ -169,10 +169,11 @@ def _lower(
 ) -> KernelProgram:
     lowerings = {kind: row.lower for kind, row in OPERATIONS.items() if row.lower}
     emitters = {**lowerings, **plugin_emitters(plugins)}
-    network = _rewritten(read_network(segment, emitters, trace))
+    network = _rewritten(read_network(segment, emitters, trace), gpu)
     _check_borders(network)
     _check_float8(network, gpu)
     groups = group_operations(network, EPILOGUES)
+    exact, wide = (_through_transposes(network, names) for names in (exact, wide))
     ctx = LoweringContext(network, gpu, _FLOAT_TYPES[precision], exact, wide)
     inputs = {name: _allocate_boundary(ctx, name, name) for name in network.inputs}
     ctx.views.update(inputs)
@@ -193,11 +194,18 @@ def _lower(
     )
 
 
-def _rewritten(network: Network) -> Network:
+def _through_transposes(network: Network, names: frozenset[str]) -> frozenset[str]:
+    """Return the names, and the tensors that rules have put before or behind a Transpose."""
+    moves = ({op.inputs[0], op.outputs[0]} for op in network.operations if op.kind == "Transpose")
+    return names.union(*(move for move in moves if names & move))
+
+
+def _rewritten(network: Network, gpu: GpuTarget) -> Network:
     """Run all rewrites, quantized operators first."""
+    gemm_rules = (*GEMM_RULES, *RESIDUAL_RULES) if gpu.has_wgmma else GEMM_RULES
     network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
     network = merge_layout_chains(
-        apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
+        apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *gemm_rules))
     )
     network = apply_rules(network, CHOSEN_REGION_RULES)
     network = push_through_concat(network, EPILOGUES)

@@ -29,13 +29,15 @@ def read_epilogue(
     """Return the epilogue of a group's product, and the name of its residual.
 
     A constant `bias`, one number or one for each of `columns`, is packed in FP32; that of a
-    convolution may be computed while running. `factors`: of the columns of a product in floats.
-    Raises NotCoveredError: another bias.
+    convolution may be computed while running. `factors`: of the columns of a product in floats. A
+    fourth input of a product has factors of its columns with the bias. Raises NotCoveredError:
+    another bias.
     """
     op = group.root_operation
     packed, scale = None, None
+    after = ctx.network.constants.get(op.input(3), np.float32(1))
     if int8 is not None:
-        scale = ctx.weights.pack(int8.factors, "float32")
+        scale = ctx.weights.pack(int8.factors * after, "float32")
         packed = None if int8.bias is None else ctx.weights.pack(int8.bias, "int32")
     elif bias and op.kind == "Conv" and bias not in ctx.network.constants:
         packed = ctx.read(bias, "float or integer", "row-major")
@@ -50,7 +52,9 @@ def read_epilogue(
         terms = terms if factors is None else terms / factors
         packed = ctx.weights.pack(terms, "float32")
     if factors is not None:
-        scale = ctx.weights.pack(factors, "float32")
+        scale = ctx.weights.pack(factors * after, "float32")
+    elif int8 is None and after.ndim:
+        scale = ctx.weights.pack(after, "float32")
     expression = ctx.expression(op.outputs[0], group.after)
     residual = expression.operands[1] if len(expression.operands) > 1 else None
     ops, scalars = expression.ops, None

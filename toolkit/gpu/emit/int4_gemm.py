@@ -1,9 +1,9 @@
 """Products with weights of 4 bits in blocks of the depth (`toolkit.gpu.kernels.int4`).
 
 Kernels multiply by scales in FP16, so those of a column are stored as shares of its largest, which
-is the column's factor in the epilogue: no weight overflows FP16. Tiles on matrix units lose digits
-of blocks whose share is below 2**-14 (6.1e-5), and take those below 2**-25 (3e-8) as 0. That counts
-only where such blocks multiply numbers that are larger than those of others by as much.
+is the column's factor in the epilogue: no weight overflows FP16. Products of more than 16 rows lose
+digits of blocks whose share is below 2**-14 (6.1e-5), and take those below 2**-25 (3e-8) as 0. That
+counts only where such blocks multiply numbers that are larger than those of others by as much.
 """
 
 from collections.abc import Mapping
@@ -88,13 +88,10 @@ def add_int4_gemm(
     """Add the product that `nodes` compute, with a tactic for each of the best tiles."""
     left = problem.left
     assert isinstance(left, DenseLoader)
-    rows_apart = left.strides.column == 1
     split_k = split_k_refusal(problem) is None and fixed(problem.shape.rows)
     tiles = int4_tiles(problem.shape, weights.group, ctx.gpu, split_k=split_k)
-    tactics = [
-        _tactic(ctx, problem, weights, left, tile) for tile in tiles if tile.rows > 1 or rows_apart
-    ]
-    ctx.ops.append(TunableOp(nodes, tuple(tactics)))
+    tactics = tuple(_tactic(ctx, problem, weights, left, tile) for tile in tiles)
+    ctx.ops.append(TunableOp(nodes, tactics))
 
 
 def _tactic(
@@ -104,8 +101,6 @@ def _tactic(
     left: DenseLoader,
     tile: Tile,
 ) -> Tactic:
-    if tile.rows == 1:
-        return (_vector_launch(problem, weights, left, tile),)
     if tile.split_k == 1:
         return (_tiled_launch(problem, weights, left, tile),)
     partial = partial_sums(ctx, problem, tile.split_k)
@@ -141,6 +136,7 @@ def _tiled_launch(
             "R_STRIDES": (residual.outer, residual.batch, residual.row),
             "EPILOGUE": problem.epilogue.ops,
             "SPLIT_K": tile.split_k,
+            "PARTS": tile.parts,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
             "BLOCK_K": tile.depth,
@@ -148,36 +144,4 @@ def _tiled_launch(
         writes=(problem.y,),
         warps=tile.warps,
         stages=tile.stages,
-    )
-
-
-def _vector_launch(
-    problem: GemmProblem, weights: Int4Weights, left: DenseLoader, tile: Tile
-) -> KernelLaunch:
-    """Return the launch of `int4_matrix_vector`."""
-    shape = problem.shape
-    return make_launch(
-        "int4_matrix_vector",
-        (ceil_div(shape.columns, tile.columns), 1, 1),
-        {
-            "a": left.view,
-            **weights.operands(),
-            **problem.epilogue_operands(),
-            "y": problem.y,
-        },
-        {
-            "DEPTH": shape.depth,
-            "COLUMNS": shape.columns,
-            "ROWS": shape.rows,
-            "GROUP": weights.group,
-            "A_PITCH": left.strides.row,
-            "B_PITCH": weights.words.shape[1],
-            "Y_PITCH": problem.y_strides.row,
-            "R_PITCH": problem.residual_strides.row,
-            "EPILOGUE": problem.epilogue.ops,
-            "BLOCK_N": tile.columns,
-            "BLOCK_K": tile.depth,
-        },
-        writes=(problem.y,),
-        warps=tile.warps,
     )

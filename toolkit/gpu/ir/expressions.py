@@ -22,7 +22,9 @@ from toolkit.gpu.ir.network import Operation
 
 _INT8_MAX = 127
 # Ops whose number is a scale, or its reciprocal.
-_SCALED = ("real", "near_int8", "round_int8", "relu_int8", "to_float8", "from_float8")
+_FLOAT8 = ("to_float8", "gelu_to_float8", "from_float8")
+_SCALED = ("real", "near_int8", "round_int8", "relu_int8", *_FLOAT8)
+_MAX_GELU_FACTOR = 2048.0  # of `gelu_to_float8`: a largest result beyond 0.2
 # Faster variants for results that keep no more than the digits of FP16.
 _HALF_PRECISION: Mapping[str, str] = MappingProxyType(
     {
@@ -67,7 +69,7 @@ def requantize_ops(source: float | None, target: float | None) -> tuple[ExprOp, 
 
 def has_float8(ops: tuple[ExprOp, ...]) -> bool:
     """Whether ops round to FP8 or read it."""
-    return any(op[0] in ("to_float8", "from_float8") for op in ops)
+    return any(op[0] in _FLOAT8 for op in ops)
 
 
 def extract_scalars(ops: tuple[ExprOp, ...]) -> tuple[tuple[ExprOp, ...], tuple[float, ...]]:
@@ -130,7 +132,19 @@ def expression_of(
     ops = tuple(builder.ops)
     if half_precision:
         ops = tuple((_HALF_PRECISION.get(str(op[0]), op[0]), *op[1:]) for op in ops)
+        ops = _fuse_gelu_float8(len(operands), ops)
     return Expression(operands, _fuse_relu_round(len(operands), ops))
+
+
+def _fuse_gelu_float8(operands: int, ops: tuple[ExprOp, ...]) -> tuple[ExprOp, ...]:
+    """Write a Gelu and the rounding to FP8 that ends an expression as one op."""
+    if len(ops) < 2 or ops[-2][0] != "gelu_half":
+        return ops
+    factor = ops[-1][-1]
+    rounds = ops[-1] == ("to_float8", operands + len(ops) - 2, factor)
+    if not (rounds and isinstance(factor, float) and factor <= _MAX_GELU_FACTOR):
+        return ops
+    return (*ops[:-2], ("gelu_to_float8", ops[-2][1], factor))
 
 
 def _fuse_relu_round(operands: int, ops: tuple[ExprOp, ...]) -> tuple[ExprOp, ...]:

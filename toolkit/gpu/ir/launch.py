@@ -12,7 +12,7 @@ from toolkit.plugins import Constant
 # The kernels for all GPUs by their module in `toolkit.gpu.kernels`, which most are alone in.
 _MODULES = {
     "gemm": ("gemm", "resident_gemm", "matrix_vector", "split_k_reduce"),
-    "int4": ("int4_gemm", "int4_matrix_vector"),
+    "int4": ("int4_gemm",),
     "max_pooling": ("max_pool",),
     "pooling": ("pool", "fill", "unpool", "global_average_pool"),
     "elementwise": ("elementwise", "transpose_tiles"),

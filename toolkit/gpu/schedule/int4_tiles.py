@@ -4,27 +4,29 @@ from dataclasses import replace
 
 from toolkit.gpu.ir.gemm import GemmShape
 from toolkit.gpu.schedule.tiles import Tile, estimate_cycles, gemm_tiles
-from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt
+from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.target import WARP, GpuTarget
 
 SPAN = 64  # of the depth: the least step, of 16 words with four numbers
 MAX_STEP = 128
-MAX_VECTOR_ROWS = 8
+MAX_FEW_ROWS = 8
 _MAX_ACCUMULATORS = 64  # of a thread, whose registers hold weights, too
 _MAX_TACTICS = 4
-_MAX_VECTOR_TACTICS = 2
-_VECTOR_DEPTHS = (512, 1024, 2048, 4096)  # of a step; the last is 32 numbers of each thread
-_VECTOR_COLUMNS = (2, 4, 8, 16)
-_VECTOR_WARPS = 4
-_MAX_VECTOR_STEPS = 32  # which are unrolled
-_MAX_VECTOR_WORDS = 64  # of a thread
+# Of products of few rows. Two warps take `mma.sync` on every GPU: `wgmma` is slower here.
+_PARTS = (1, 2, 4, 8)
+_FEW_ROW_COLUMNS = (16, 32, 64)
+_FEW_ROW_WARPS = 2
+_FEW_ROW_STAGES = 3
+_MMA_COLUMNS = 8
+_MIN_LEFT_ROWS, _MAX_LEFT_ROWS = 64, 256  # parts of columns
 
 # Estimated, not fitted: instructions of a thread, of which an SM starts 128 a cycle.
 _DEQUANTIZE_INSTRUCTIONS = 2.0  # of a number
-_VECTOR_INSTRUCTIONS = 2.5  # of a number, and one more for each row
-_ROW_INSTRUCTIONS = 3.5  # of a number of a row of a, which a warp reads for all its columns
 _SM_INSTRUCTIONS = 128
-_VECTOR_LATENCY_CYCLES = 2400
+# From times of 4096 x 4096 on 14 and on 132 SMs of an H200.
+_FEW_ROW_PROLOGUE_CYCLES = 1700
+_FEW_ROW_STEP_CYCLES = 100  # beside its instructions
+_FEW_ROW_BLOCK_CYCLES = 700  # beside the instructions of its steps
 
 
 def step_depth(group: int) -> int:
@@ -33,30 +35,33 @@ def step_depth(group: int) -> int:
 
 
 def int4_tiles(shape: GemmShape, group: int, gpu: GpuTarget, *, split_k: bool) -> tuple[Tile, ...]:
-    """Return the best tiles by estimate, the best first; those of one row are of few rows."""
-    tiles = [
-        replace(tile, depth=step_depth(group))
-        for tile in gemm_tiles(shape, replace(gpu, exhaustive=True), split_k=split_k)
-        if tile.rows * tile.columns <= _MAX_ACCUMULATORS * tile.warps * WARP
-    ]
-    tiles.sort(key=lambda tile: _cycles(shape, tile, gpu))
-    vectors = sorted(_vector_tiles(shape), key=lambda tile: _vector_cycles(shape, tile, gpu))
-    if not gpu.exhaustive:
-        tiles, vectors = tiles[:_MAX_TACTICS], vectors[:_MAX_VECTOR_TACTICS]
-    first = bool(vectors) and _vector_cycles(shape, vectors[0], gpu) < _cycles(shape, tiles[0], gpu)
-    return (*vectors, *tiles) if first else (*tiles, *vectors)
+    """Return the best tiles by estimate, the best first."""
+    if fixed(shape.rows) and shape.rows <= MAX_FEW_ROWS:
+        tiles = _few_row_tiles(shape, step_depth(group))
+        tiles.sort(key=lambda tile: _few_row_cycles(shape, tile, gpu))
+    else:
+        tiles = [
+            replace(tile, depth=step_depth(group))
+            for tile in gemm_tiles(shape, replace(gpu, exhaustive=True), split_k=split_k)
+            if tile.rows * tile.columns <= _MAX_ACCUMULATORS * tile.warps * WARP
+        ]
+        tiles.sort(key=lambda tile: _cycles(shape, tile, gpu))
+    return tuple(tiles if gpu.exhaustive else tiles[:_MAX_TACTICS])
 
 
-def _vector_tiles(shape: GemmShape) -> list[Tile]:
-    if not fixed(shape.rows) or shape.rows > MAX_VECTOR_ROWS or shape.batch != 1:
-        return []
+def _few_row_tiles(shape: GemmShape, depth: int) -> list[Tile]:
+    rows, steps = power_of_two(shape.rows), ceil_div(shape.depth, depth)
     return [
-        Tile(1, columns, depth, _VECTOR_WARPS, 1)
-        for depth in _VECTOR_DEPTHS
-        for columns in _VECTOR_COLUMNS
-        if shape.depth <= _MAX_VECTOR_STEPS * depth
-        and columns * depth // 4 <= _MAX_VECTOR_WORDS * _VECTOR_WARPS * WARP
-    ]
+        Tile(
+            max(rows, _MMA_COLUMNS // parts), columns, depth, _FEW_ROW_WARPS, _FEW_ROW_STAGES,
+            parts=parts,
+        )
+        for parts in _PARTS
+        for columns in _FEW_ROW_COLUMNS
+        if _MIN_LEFT_ROWS <= parts * columns <= _MAX_LEFT_ROWS
+        and parts * rows <= 2 * _MMA_COLUMNS
+        and (parts == 1 or steps >= 2 * parts)
+    ]  # fmt: skip
 
 
 def _cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
@@ -66,13 +71,16 @@ def _cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     return estimate_cycles(shape, tile, gpu) + dequantize
 
 
-def _vector_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
-    blocks_of_sm = ceil_div(ceil_div(shape.columns, tile.columns), gpu.sm_count)
-    steps = ceil_div(shape.depth, tile.depth)
-    weights = tile.columns * steps * tile.depth
-    warps = min(tile.columns, max(1, 8 * WARP * tile.warps * 4 // tile.depth))  # side by side
-    instructions = weights * (_VECTOR_INSTRUCTIONS + shape.rows)
-    instructions += warps * steps * tile.depth * shape.rows * _ROW_INSTRUCTIONS
-    compute = blocks_of_sm * instructions / _SM_INSTRUCTIONS
-    memory = blocks_of_sm * weights / 2 / gpu.memory_bytes
-    return _VECTOR_LATENCY_CYCLES + max(compute, memory)
+def _few_row_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
+    """Estimate the time: the longer of what a lone block and all blocks of an SM take, and half
+    the other.
+    """
+    steps = ceil_div(shape.depth, tile.depth * tile.parts)
+    weights = tile.columns * tile.parts * steps * tile.depth
+    instructions = weights * _DEQUANTIZE_INSTRUCTIONS
+    blocks = ceil_div(ceil_div(shape.columns, tile.columns) * opt(shape.batch), gpu.sm_count)
+    memory = weights / 2 / gpu.memory_bytes
+    block = max(instructions / _SM_INSTRUCTIONS, memory) + _FEW_ROW_BLOCK_CYCLES
+    alone = instructions / (tile.warps * WARP)
+    alone += _FEW_ROW_PROLOGUE_CYCLES + steps * _FEW_ROW_STEP_CYCLES
+    return max(blocks * block, alone) + min(blocks * block, alone) / 2

@@ -114,7 +114,8 @@ class Tile:
     With `split_k` over 1 that many blocks share the depth, and a second kernel adds their sums.
     `tail_columns`: columns of a second, narrower tile of the same block. `programs`: blocks of rows
     at once, each of which keeps the right operand for the next ones; 0: they do not. A tile of one
-    row is multiplied without matrix units.
+    row is multiplied without matrix units. `parts`: of the depth, which a block with weights of 4
+    bits takes side by side.
     """
 
     rows: int
@@ -125,6 +126,7 @@ class Tile:
     split_k: int = 1
     tail_columns: int = 0
     programs: int = 0
+    parts: int = 1
 
 
 def gemm_tiles(
@@ -177,7 +179,10 @@ def _vector_tiles(shape: GemmShape) -> list[Tile]:
 def _resident_tiles(shape: GemmShape, gpu: GpuTarget) -> list[Tile]:
     """Return the tiles that keep the right operand, in as many programs as run at once."""
     depth = 64 if shape.depth % 64 == 0 else 32
-    if not _MIN_DEPTH[shape.item_bytes] < shape.depth <= _MAX_RESIDENT_DEPTH:
+    most = _MAX_RESIDENT_DEPTH
+    if shape.float8:  # a step is a line of shared memory
+        depth, most = min(power_of_two(shape.depth), _MAX_ROW_BYTES), 2 * _MAX_RESIDENT_DEPTH
+    if not _MIN_DEPTH[shape.item_bytes] < shape.depth <= most:
         return []
     tiles = []
     for rows, columns, warps in _RESIDENT_SHAPES:
