@@ -58,6 +58,31 @@ def test_a_second_build_is_the_first_one(build: Build, tmp_path: Path) -> None:
     assert '"engine": "c.engine"' in build("-o", "c.engine", "--json")
 
 
+@pytest.mark.parametrize("option", ["-o", "--save-table"])
+@pytest.mark.parametrize("built_before", [False, True])
+def test_no_file_of_a_build_takes_the_place_of_its_model(
+    build: Build, tmp_path: Path, option: str, built_before: bool
+) -> None:
+    if built_before:
+        build("-o", "a.engine", "--save-table", "a.json")
+    model = (tmp_path / "m.onnx").read_bytes()
+    words = ["build", "m.onnx", "--data", "d.npy", "--method", "minmax", "--accept-loss"]
+    done = CliRunner().invoke(command_line, [*words, option, "m.onnx"])
+    assert "m.onnx is the model itself; write to another file" in str(done.exception)
+    assert (tmp_path / "m.onnx").read_bytes() == model
+
+
+@pytest.mark.parametrize("option", ["-o", "--cache", "--html"])
+def test_no_file_of_a_calibration_takes_the_place_of_its_model(
+    build: Build, tmp_path: Path, option: str
+) -> None:
+    model = (tmp_path / "m.onnx").read_bytes()
+    words = ["calibrate", "m.onnx", "--data", "d.npy", option, "m.onnx"]
+    done = CliRunner().invoke(command_line, words)
+    assert "m.onnx is the model itself" in str(done.exception)
+    assert (tmp_path / "m.onnx").read_bytes() == model
+
+
 def test_the_cache_keeps_to_its_limit(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,6 +316,30 @@ def test_an_engine_is_not_written_where_it_must_not_be(
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("m.onnx", before)]
 
 
+def test_an_error_in_what_is_reported_leaves_no_engine(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notes say what nodes in floating point cost, for which a plan is made once more."""
+
+    def fail(*_: object) -> None:
+        raise BuildError("no plan")
+
+    monkeypatch.setattr("toolkit.engine.build.kept_cost_notes", fail)
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    with pytest.raises(BuildError, match="no plan"):
+        build_engine(model, "laptop", tmp_path / "m.engine")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_table_is_not_written_over_the_model(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    before, data = model.read_bytes(), [{"x": np.zeros((1, 3, 32, 32), np.float32)}]
+    options = BuildOptions(data=data, save_table=model)
+    with pytest.raises(BuildError, match="is the model itself"):
+        build_engine(model, "laptop", tmp_path / "m.engine", options)
+    assert model.read_bytes() == before
+
+
 def test_a_table_of_another_model_is_said(tmp_path: Path, rng: np.random.Generator) -> None:
     model, result = calibrated(tmp_path, rng, "laptop")
     assert result.notes == ()

@@ -56,6 +56,7 @@ from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ModelBytes, ModelSource, OpenModel, open_model, source_path
+from toolkit.importers.source import check_not_model
 from toolkit.partition.best_precision import GpuNodes
 from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.objectives import goal_named
@@ -119,7 +120,10 @@ def build_engine(
     options = options or BuildOptions()
     target = choose_target(profile, options.jetpack)
     path = Path(out)
-    check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
+    file = None if isinstance(model, ModelBytes) else source_path(model)
+    check_destination(path, file)
+    if options.save_table is not None:
+        check_not_model(Path(options.save_table), file)
     name = source_path(model).name
     with about(name):
         planned = plan_engine(model, target, options, on_progress or silent)
@@ -127,6 +131,11 @@ def build_engine(
         preprocessing, backend = engine_preprocessing(front), planned.backend
         built = build_planned(front, planned.shared, unified, backend)
         manifest, entries = _assemble(front, preprocessing, built, backend)
+        # An error in what is said later than this would leave an engine.
+        cost_notes = kept_cost_notes(
+            front, built.plan, lambda without: plan_nodes(without, kernels).plans[0]
+        )
+        gains = layer_gains(front, built.plan)
     manifest, loss = _write(path, manifest, entries, front)
     scale_rules = scale_effect(unified, front.ranges)
     return BuildResult(
@@ -139,9 +148,7 @@ def build_engine(
         notes=(
             *options.notes,
             *model_notes(manifest, front),
-            *kept_cost_notes(
-                front, built.plan, lambda without: plan_nodes(without, kernels).plans[0]
-            ),
+            *cost_notes,
             *gain_notes(front),
             *bound_notes(built.plan),
             *gpu_notes(built, manifest, backend, options),
@@ -152,7 +159,7 @@ def build_engine(
         kept=front.float_reasons(),
         gpu=tuple(report_segment(name, segment) for name, segment in built.gpu.segments.items()),
         loss=loss,
-        gains=layer_gains(front, built.plan),
+        gains=gains,
     )
 
 

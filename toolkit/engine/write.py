@@ -1,4 +1,4 @@
-"""Step 9 of the build: the engine takes its name only once it is proven to load and run."""
+"""Step 12 of the build: the engine takes its name only once it is proven to load and run."""
 
 import os
 import secrets
@@ -15,6 +15,7 @@ from device.errors import EngineError, SessionError
 from device.files import sync_folder
 from device.runtime.session import open_session
 from toolkit.errors import BuildError, first_line
+from toolkit.importers.source import check_not_model
 
 Outputs = Mapping[str, np.ndarray[Any, Any]]
 
@@ -29,8 +30,7 @@ def check_destination(path: Path, model: Path | None) -> None:
         raise BuildError(f"{path} cannot be written: there is no folder {path.parent}; make it.")
     if not os.access(path.parent, os.W_OK):
         raise BuildError(f"{path} cannot be written: {path.parent} is not writable; use another.")
-    if model is not None and path.exists() and model.exists() and path.samefile(model):
-        raise BuildError(f"{path} is the model itself; give the engine another name.")
+    check_not_model(path, model)
 
 
 def write_proven(

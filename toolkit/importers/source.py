@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device.files import sha256_of
-from toolkit.errors import ImportModelError
+from toolkit.errors import BuildError, ImportModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,14 @@ class Exported:
 
     data: bytes = field(repr=False)
     notes: tuple[str, ...] = ()
+
+
+def check_not_model(path: Path | None, model: Path | None) -> None:
+    """Check that a file to write is not the model that is read. Raises BuildError."""
+    if path is None or model is None or not (path.exists() and model.exists()):
+        return
+    if path.samefile(model):
+        raise BuildError(f"{path} is the model itself; write to another file.")
 
 
 def model_sha256(path: Path) -> str:

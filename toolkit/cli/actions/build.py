@@ -43,7 +43,7 @@ def build_now(
 
     `measured`: calibrations of other builds, which this one takes and adds to.
     """
-    need_folders(options.ranges.save_table, options.html)
+    need_folders(options.ranges.save_table, options.html, model=options.model)
     with progress_bar(options.model.name) as report:
         source = ModelPath(options.model, options.source.inputs_as_nchw)
         library_options = replace(_library_options(options, workers), measured=measured)

@@ -224,7 +224,7 @@ def _from_cache(key: str, options: Build) -> Built | None:
     table_path = options.ranges.save_table
     if entry is None or (table_path is not None and entry.built.table is None):
         return None
-    need_folders(options.engine, table_path)
+    need_folders(options.engine, table_path, model=options.model)
     write_bytes(options.engine, entry.engine)
     if table_path is not None and entry.built.table is not None:
         write_bytes(table_path, entry.built.table)

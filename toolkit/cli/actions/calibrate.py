@@ -42,7 +42,8 @@ def calibrate(options: Calibrate) -> None:
     outputs = options.outputs
     refuse_unused(outputs)
     _need_the_graph(options)
-    need_folders(options.out, outputs.cache, outputs.qdq, outputs.adjusted_model, options.html)
+    files = (options.out, outputs.cache, outputs.qdq, outputs.adjusted_model, options.html)
+    need_folders(*files, model=options.model)
     cache_version(outputs.tensorrt or DEFAULT_TENSORRT)  # refused before data is read
     _refuse_with_shards(options)
     with workers_of(options.calibration) as workers:

@@ -20,7 +20,7 @@ from toolkit.quantize.ranges.report_text import judgement_builtins
 
 def explore(options: Explore) -> None:
     """Measure all points, write the page and print the table. Raises TandemError."""
-    need_folders(options.html)
+    need_folders(options.html, model=options.model)
     stated, _ = stated_preprocessing(options.preprocess)
     request = ExploreRequest(
         ModelPath(options.model, options.source.inputs_as_nchw),

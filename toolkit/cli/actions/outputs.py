@@ -16,16 +16,18 @@ from toolkit.cli.options.ranges import RangeOutputs
 if TYPE_CHECKING:
     import onnx_ir as ir
 from toolkit.errors import BuildError, NotComparedError
+from toolkit.importers.source import check_not_model
 
 NOT_TIMED = "{cache} is unchanged: no segment runs on a GPU here, so no tactic was timed"
 
 
-def need_folders(*paths: Path | None) -> None:
-    """Refuse output files in missing folders, before work that can take long.
+def need_folders(*paths: Path | None, model: Path | None = None) -> None:
+    """Refuse output files in missing folders, and in place of the model, before long work.
 
     Raises BuildError.
     """
     for path in paths:
+        check_not_model(path, model)
         if path is not None and not path.parent.is_dir():
             raise BuildError(
                 f"{path} cannot be written: there is no folder {path.parent}; make it."
