@@ -7,7 +7,8 @@ FLOAT8_STEP = "float8"
 """Among the passes of an engine: some of its products are of FP8."""
 BFLOAT16_STEP = "store-bfloat16"
 """Among the passes of an engine: its GPU kernels store BF16 where others store FP16."""
-INT4_KERNELS = frozenset({"int4_gemm", "int4_matrix_vector"})  # of weights of 4 bits
+# Of weights of 4 bits; `int4_matrix_vector` is in engines of earlier versions.
+INT4_KERNELS = frozenset({"int4_gemm", "int4_matrix_vector"})
 
 
 def arithmetic_of(manifest: Manifest) -> str:

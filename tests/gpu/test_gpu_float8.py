@@ -177,10 +177,14 @@ def test_the_kernel_that_computes_a_tensor_rounds_it_to_fp8(rng: np.random.Gener
     assert np.linalg.norm(actual - expected) < 5e-3 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("factor", [0.002, 1.0])
+@pytest.mark.parametrize("factor", [0.002, 1.0, 15000.0])
 def test_a_gelu_and_its_rounding_are_one_step(factor: float, rng: np.random.Generator) -> None:
-    """With scales that FP16 may multiply by, and with smaller ones."""
-    weights = {"w0": normal(rng, 64, 64).T, **float8_weights(rng, (64, 48), 1), **X_SCALE}
+    """With scales that FP16 may multiply by, and with smaller and larger ones."""
+    weights = {
+        "w0": normal(rng, 64, 64).T * np.float32(max(factor, 1)),
+        **float8_weights(rng, (64, 48), 1),
+        **X_SCALE,
+    }
     weights["xs"] = weights["xs"] * np.float32(factor)
     nodes = [
         node("MatMul", "x w0", "h"),

@@ -95,6 +95,29 @@ def test_factors_and_a_residual_join_a_transposed_product(
 
 
 @PRECISIONS
+@pytest.mark.parametrize("second", ["itself", "convolution", "input"])
+def test_a_sum_stays_outside_a_transposed_product_where_another_kernel_takes_it(
+    second: str, precision: str, rng: np.random.Generator
+) -> None:
+    weights = {"w": normal(rng, 4, 6), "v": normal(rng, 6, 3, 1, 1)}
+    operand = {"itself": "t", "convolution": "v0", "input": "r"}[second]
+    pool = second == "itself"
+    nodes = [
+        node("MatMul", "a w", "m"),
+        node("Transpose", "m", "t", perm=[0, 3, 1, 2]),
+        *([node("Conv", "p v", "v0")] if second == "convolution" else []),
+        node("Add", f"t {operand}", "e"),
+        node("GlobalAveragePool" if pool else "Relu", "e", "y"),
+    ]
+    extra = {"itself": {}, "convolution": {"p": (2, 3, 5, 3)}, "input": {"r": (2, 6, 5, 3)}}
+    case = Case(nodes, {"a": (2, 5, 3, 4), **extra[second]}, weights)
+    gpu = GpuTarget(90, 14)
+    (product,) = [op for op in case.lower(precision, gpu).ops if "MatMul:m" in op.nodes]
+    assert "Add:e" not in product.nodes
+    check(case, precision, rng, gpu)
+
+
+@PRECISIONS
 @pytest.mark.parametrize("shape", [(5, 264), (2, 3, 264)])
 def test_a_deep_product_of_few_rows_is_the_same_in_parts(
     shape: tuple[int, ...], precision: str, rng: np.random.Generator

@@ -35,9 +35,9 @@ def read_epilogue(
     """
     op = group.root_operation
     packed, scale = None, None
-    after = ctx.network.constants.get(op.input(3), np.float32(1))
+    column_factors = ctx.network.constants.get(op.input(3), np.float32(1))
     if int8 is not None:
-        scale = ctx.weights.pack(int8.factors * after, "float32")
+        scale = ctx.weights.pack(int8.factors * column_factors, "float32")
         packed = None if int8.bias is None else ctx.weights.pack(int8.bias, "int32")
     elif bias and op.kind == "Conv" and bias not in ctx.network.constants:
         packed = ctx.read(bias, "float or integer", "row-major")
@@ -52,9 +52,9 @@ def read_epilogue(
         terms = terms if factors is None else terms / factors
         packed = ctx.weights.pack(terms, "float32")
     if factors is not None:
-        scale = ctx.weights.pack(factors * after, "float32")
-    elif int8 is None and after.ndim:
-        scale = ctx.weights.pack(after, "float32")
+        scale = ctx.weights.pack(factors * column_factors, "float32")
+    elif int8 is None and column_factors.ndim:
+        scale = ctx.weights.pack(column_factors, "float32")
     expression = ctx.expression(op.outputs[0], group.after)
     residual = expression.operands[1] if len(expression.operands) > 1 else None
     ops, scalars = expression.ops, None

@@ -1,7 +1,7 @@
 """Products with weights of 4 bits in blocks of the depth (`toolkit.gpu.kernels.int4`).
 
-Kernels multiply by scales in FP16, so those of a column are stored as shares of its largest, which
-is the column's factor in the epilogue: no weight overflows FP16. Products of more than 16 rows lose
+Kernels of more than 16 rows multiply by scales in FP16, so those of a column are stored as shares
+of its largest, which is the column's factor in the epilogue: no weight overflows FP16. They lose
 digits of blocks whose share is below 2**-14 (6.1e-5), and take those below 2**-25 (3e-8) as 0. That
 counts only where such blocks multiply numbers that are larger than those of others by as much.
 """

@@ -328,7 +328,7 @@ def to_float8(x, FACTOR):
 
 @triton.jit
 def gelu_to_float8(x, FACTOR):
-    """x Phi(x) FACTOR to the nearest E4M3, in FP16 by pairs; for factors up to 2048.
+    """x Phi(x) FACTOR to the nearest E4M3, in FP16 by pairs; for factors from 2**-7 to 2048.
 
     As `functions.gelu_half`; x is at least -6, so that FP16 overflows only where E4M3 does.
     """

@@ -8,10 +8,12 @@ its own. Written around the operand, all of that is a view.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from toolkit.gpu.ir.expressions import is_elementwise
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 
 _SQRT_HALF = 0.7071067811865476
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
 _CONSTANT_TOLERANCE = 1e-6  # relative: constants that an exporter rounded to float32
 
 
@@ -81,7 +83,7 @@ def column_factors(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter)
             return rewriter.replaced_by(
                 op, product.kind, operands, product.attributes, also=(product,)
             )
-        scaled = _again(rewriter, product, operands, *op.nodes)
+        scaled = _add_product(rewriter, product, operands, *op.nodes)
         return rewriter.replaced_by(
             op, "Transpose", (scaled,), move.attributes, also=(move, product)
         )
@@ -89,19 +91,26 @@ def column_factors(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter)
 
 
 def residual_of_transposed(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
-    """A transposed product + x -> transposed: the product + x transposed back."""
+    """A transposed product + x -> transposed: the product + x transposed back.
+
+    Not where another product makes x, whose epilogue takes the sum, nor where all that reads the
+    sum could join its kernel.
+    """
     output = op.outputs[0]
+    readers = [reader for reader in graph.network.operations if output in reader.inputs]
+    if output in graph.network.outputs or all(map(is_elementwise, readers)):
+        return None
     for source, other in (op.inputs, op.inputs[::-1]):
         product, move, order = _product_of(graph, rewriter, source, op) or (None, None, ())
-        same = rewriter.shapes.get(other) == rewriter.shapes[output]
-        if product is None or move is None or not same or output in graph.network.outputs:
+        same = rewriter.shapes.get(other) == rewriter.shapes[output] and other != source
+        if product is None or move is None or not same or graph.sole_producer(other, *_PRODUCTS):
             continue
         shape, scale = rewriter.shapes[product.outputs[0]], rewriter.scales.get(other)
         back = {"perm": tuple(order.index(at) for at in range(len(order)))}
         turned = rewriter.add_new(
             op, "Transpose", (other,), shape, rewriter.dtypes[other], attributes=back, scale=scale
         )
-        result = _again(rewriter, product, product.inputs)
+        result = _add_product(rewriter, product, product.inputs)
         total = rewriter.add_new(op, op.kind, (result, turned), shape, rewriter.dtypes[output])
         return rewriter.replaced_by(
             op, "Transpose", (total,), move.attributes, also=(move, product)
@@ -128,7 +137,7 @@ def _product_of(
     return product, move, move.integers("perm", order[::-1]) if move else order
 
 
-def _again(
+def _add_product(
     rewriter: NetworkRewriter, product: Operation, operands: Sequence[str], *nodes: str
 ) -> str:
     """Add a product with these operands, which stands for `nodes`, too; return its result."""

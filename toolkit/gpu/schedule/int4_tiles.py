@@ -8,8 +8,8 @@ from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.target import WARP, GpuTarget
 
 SPAN = 64  # of the depth: the least step, of 16 words with four numbers
-MAX_STEP = 128
-MAX_FEW_ROWS = 8
+_MAX_STEP = 128
+_MAX_FEW_ROWS = 8
 _MAX_ACCUMULATORS = 64  # of a thread, whose registers hold weights, too
 _MAX_TACTICS = 4
 # Of products of few rows. Two warps take `mma.sync` on every GPU: `wgmma` is slower here.
@@ -31,12 +31,12 @@ _FEW_ROW_BLOCK_CYCLES = 700  # beside the instructions of its steps
 
 def step_depth(group: int) -> int:
     """Return the depth of a step: a group, a part of one, or SPAN with several groups."""
-    return min(max(group, SPAN), MAX_STEP)
+    return min(max(group, SPAN), _MAX_STEP)
 
 
 def int4_tiles(shape: GemmShape, group: int, gpu: GpuTarget, *, split_k: bool) -> tuple[Tile, ...]:
     """Return the best tiles by estimate, the best first."""
-    if fixed(shape.rows) and shape.rows <= MAX_FEW_ROWS:
+    if fixed(shape.rows) and shape.rows <= _MAX_FEW_ROWS:
         tiles = _few_row_tiles(shape, step_depth(group))
         tiles.sort(key=lambda tile: _few_row_cycles(shape, tile, gpu))
     else:

@@ -114,8 +114,8 @@ class Tile:
     With `split_k` over 1 that many blocks share the depth, and a second kernel adds their sums.
     `tail_columns`: columns of a second, narrower tile of the same block. `programs`: blocks of rows
     at once, each of which keeps the right operand for the next ones; 0: they do not. A tile of one
-    row is multiplied without matrix units. `parts`: of the depth, which a block with weights of 4
-    bits takes side by side.
+    row is multiplied without matrix units, but of weights of 4 bits. `parts`: of the depth, which a
+    block with such weights takes side by side.
     """
 
     rows: int
