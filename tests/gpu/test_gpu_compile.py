@@ -420,7 +420,7 @@ def test_two_floats_become_bytes_in_one_instruction(
 
 
 @needs_compiler
-@pytest.mark.parametrize("sm", [53, 62])
+@pytest.mark.parametrize("sm", [53, pytest.param(62, marks=pytest.mark.slow)])
 def test_int8_compiles_for_gpus_without_its_instructions(sm: int, rng: np.random.Generator) -> None:
     """The GPU of Jetson Nano has no `dp4a`, and those of Nano and TX2 no `cvt.pack`."""
     graph = Graph(rng, {"x": (1, 16, 8, 8)})
