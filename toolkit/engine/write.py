@@ -1,4 +1,4 @@
-"""Step 9 of the build: the engine takes its name only once it is proven to load and run."""
+"""Step 12 of the build: the engine takes its name only once it is proven to load and run."""
 
 import os
 import secrets
