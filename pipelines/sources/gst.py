@@ -27,7 +27,7 @@ from device.errors import SourceError
 from device.start.command import module_command
 from pipelines.frame import Stamp
 from pipelines.sources.clock import CaptureClock
-from pipelines.sources.gdp import HEADER_BYTES, Nv12, parse_caps, parse_header
+from pipelines.sources.gdp import HEADER_BYTES, Nv12Layout, parse_caps, parse_header
 from pipelines.sources.live import Ended, RawFrame
 from pipelines.sources.uri import Camera, CsiCamera, redact
 
@@ -233,7 +233,7 @@ class GstCapture:
         self._stall_s = stall_s
         self._ended = ended
         self._clock = CaptureClock()
-        self._layout: Nv12 | None = None
+        self._layout: Nv12Layout | None = None
         self._patience_s = max(FIRST_FRAME_S, stall_s)
         self._stderr = b""
         self._process = _start(name, words)
