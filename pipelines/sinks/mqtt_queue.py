@@ -85,8 +85,7 @@ class MqttPublisher:
 
     def _append(self, queue: deque[Outgoing], message: Outgoing, limit: int, cause: str) -> None:
         with self._filled:
-            if len(queue) == limit:
-                queue.popleft()
+            if len(queue) == limit and queue.popleft().lost_as:
                 self._dropped[cause] += 1
             queue.append(message)
             self._filled.notify()

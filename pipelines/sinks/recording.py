@@ -13,8 +13,8 @@ from pipelines.ros2 import messages as kinds
 from pipelines.ros2.cdr import Message
 from pipelines.sink_config import FoxgloveSink, McapSink
 from pipelines.sinks import ros2_messages as convert
-from pipelines.sinks.queued import QueuedSink, check_names, topic_prefix
 from pipelines.sinks.result import FrameResult, SinkContext
+from pipelines.sinks.ros2_queue import QueuedSink, check_names, topic_prefix
 from pipelines.vision import cv2
 
 QUEUED = 8  # frames that wait for the thread; then the newest is dropped

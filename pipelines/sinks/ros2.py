@@ -15,10 +15,10 @@ from pipelines.ros2.wire import Node, Publisher, open_wire
 from pipelines.sink_config import Ros2Qos, Ros2Sink, Ros2Topic
 from pipelines.sinks import ros2_messages as convert
 from pipelines.sinks.draw_result import draw_result
-from pipelines.sinks.queued import QueuedSink, check_names, topic_prefix
 from pipelines.sinks.result import FrameResult, SinkContext
 from pipelines.sinks.ros2_camera_info import Calibration, read_calibration
 from pipelines.sinks.ros2_parameters import PACKAGE, Parameters
+from pipelines.sinks.ros2_queue import QueuedSink, check_names, topic_prefix
 from pipelines.vision import cv2
 
 QUEUED = 4  # frames; with a slow network the oldest are dropped

@@ -29,7 +29,7 @@ class Packet:
 
 
 @dataclass(frozen=True, slots=True)
-class Nv12:
+class Nv12Layout:
     """The layout of an NV12 frame in GStreamer's memory: rows are padded to four bytes.
 
     `fps`: frames a second, where the stream says so.
@@ -67,7 +67,7 @@ def parse_header(header: bytes | bytearray) -> Packet:
     return Packet(_KINDS.get(kind, "other"), length, None if pts == _NO_PTS else pts)
 
 
-def parse_caps(payload: bytes | bytearray) -> Nv12:
+def parse_caps(payload: bytes | bytearray) -> Nv12Layout:
     """Read size and rate from `video/x-raw, format=(string)NV12, width=(int)640, ...`."""
     text = bytes(payload).rstrip(b"\0").decode("utf-8", "replace")
     fields = {
@@ -83,4 +83,4 @@ def parse_caps(payload: bytes | bytearray) -> Nv12:
         raise SourceError(f"the GStreamer process sent frames that are not NV12: {text[:200]}.")
     rate = re.search(r"\bframerate=\(fraction\)([1-9]\d*)/([1-9]\d*)", text)  # 0/1: unknown
     fps = int(rate[1]) / int(rate[2]) if rate else None
-    return Nv12(int(fields["width"]), int(fields["height"]), fps)
+    return Nv12Layout(int(fields["width"]), int(fields["height"]), fps)

@@ -27,10 +27,11 @@ from device.errors import SourceError
 from device.start.command import module_command
 from pipelines.frame import Stamp
 from pipelines.sources.clock import CaptureClock
-from pipelines.sources.gdp import HEADER_BYTES, Nv12, parse_caps, parse_header
+from pipelines.sources.gdp import HEADER_BYTES, Nv12Layout, parse_caps, parse_header
 from pipelines.sources.live import Ended, RawFrame
 from pipelines.sources.uri import Camera, CsiCamera, redact
 
+INSPECT_S = 30.0  # the first time it reads all plugins
 FIRST_FRAME_S = 8.0  # real cameras start with the next key frame
 PIPE_BYTES = 1 << 20  # 1080p NV12: 1.3 ms to read, against 2.2 ms with the default 64 KiB
 STDERR_BYTES = 8192
@@ -85,7 +86,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
 
 
 def has_element(name: str) -> bool:
-    """Whether GStreamer is installed here with this element."""
+    """Whether GStreamer is installed here with this element. Raises SourceError: it fails."""
     return name in _elements()
 
 
@@ -98,16 +99,27 @@ def _elements() -> frozenset[str]:
 def has_property(element: str, name: str) -> bool:
     """Whether the element that is installed here has a property: they come and go by release."""
     # Names of 20 characters and more have no space before the colon.
-    return re.search(rf"^\s+{re.escape(name)}\s*:", _inspect(element), re.M) is not None
+    pattern = rf"^\s+{re.escape(name)}\s*:"
+    return has_element(element) and re.search(pattern, _inspect(element), re.M) is not None
 
 
 @cache
 def _inspect(*words: str) -> str:
-    """Return what GStreamer says of an element, or which there are; "" without GStreamer."""
+    """Return what GStreamer says of an element, or which there are; "" without GStreamer.
+
+    Raises SourceError, which is not cached.
+    """
     program = shutil.which("gst-inspect-1.0")
     if program is None:
         return ""
-    shown = subprocess.run([program, *words], check=False, capture_output=True)
+    try:
+        shown = subprocess.run(
+            [program, *words], check=True, capture_output=True, timeout=INSPECT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SourceError(
+            f"GStreamer does not answer ({error}): run gst-inspect-1.0 to see why."
+        ) from error
     return shown.stdout.decode("utf-8", "replace")
 
 
@@ -221,7 +233,7 @@ class GstCapture:
         self._stall_s = stall_s
         self._ended = ended
         self._clock = CaptureClock()
-        self._layout: Nv12 | None = None
+        self._layout: Nv12Layout | None = None
         self._patience_s = max(FIRST_FRAME_S, stall_s)
         self._stderr = b""
         self._process = _start(name, words)

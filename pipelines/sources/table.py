@@ -203,10 +203,9 @@ def _check_camera(camera: Camera) -> None:
 def _open_rtsp(config: SourceConfig, waiting: Waiting) -> Source:
     check_host(config.uri)
     name = redact(config.uri)
-    decoders = rtsp_decoders()
 
     def open_capture(ended: Ended) -> Capture:
-        if decoders:
+        if decoders := rtsp_decoders():
             words = rtsp_pipeline(config.uri, decoders)
             return GstCapture(name, words, config.stall_s, ended)
         return open_rtsp_capture(name, config.uri, config.stall_s)

@@ -5,18 +5,21 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from fleet_server_fixtures import device_row, report, write_fleet
-from mqtt_fixtures import make_bundle
+from mqtt_fixtures import free_port, make_bundle
 from web_fixtures import WebProcess, add_people
 
 import tandem
+from toolkit.errors import FleetError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.server.operations import label_device
 from toolkit.fleet.store.devices import save_devices
@@ -95,3 +98,34 @@ def test_the_examples_with_curl_answer(web: WebProcess, folder: Path, tmp_path: 
     assert page == {"devices": [], "after": ""}
     assert labels["labels"]["site"] == "lab"
     assert document["openapi"].startswith("3.1")
+
+
+def test_events_of_a_server_that_is_not_there_say_so() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with (
+        tandem.fleet.Client(url, "token") as fleet,
+        pytest.raises(FleetError, match=f"{url} cannot be reached"),
+    ):
+        next(fleet.events())
+
+
+def test_events_that_break_off_say_so() -> None:
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    event = b'id: 1\nevent: log\ndata: {"row": 1}\n\n'
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(head + b"%x\r\n%s\r\n" % (len(event), event) + b"40\r\nid: 2")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with tandem.fleet.Client(url, "token") as fleet:
+            events = fleet.events()
+            assert next(events) == ("1", "log", {"row": 1})
+            with pytest.raises(FleetError, match=f"{url} cannot be reached: .*Connection broken"):
+                next(events)
+        thread.join()

@@ -565,6 +565,27 @@ def test_a_disk_that_takes_nothing_refuses_a_device_and_leaves_it_expected(
     assert response.certificate
 
 
+@pytest.mark.parametrize("step", ["lock", "unlink"])
+def test_a_folder_that_cannot_be_changed_refuses_a_device(
+    step: str, fleet: FleetBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.expect(fleet.authority, [f"{step}-1"])
+    csr = make_request(new_key(), f"{step}-1").decode()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((certificates, "locked") if step == "lock" else (Path, "unlink")), fail)
+        payload = encode(EnrolRequest(device=f"{step}-1", csr=csr))
+        response = Provisioning(fleet.authority).answer(payload)
+    assert response is not None
+    assert "Read-only file system" in response.error
+    response = Provisioning(fleet.authority).answer(payload)
+    assert response is not None
+    assert response.certificate
+
+
 def test_the_claim_certificate_asks_for_certificates_and_nothing_else(fleet: FleetBroker) -> None:
     claim_tree = f"fleet/v1/{CLAIM}"
     with Client(fleet, fleet.tls(SERVER), "fleet/v1/#") as server:

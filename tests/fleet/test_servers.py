@@ -18,14 +18,14 @@ from mqtt_fixtures import Mosquitto
 from postgresql_fixtures import postgresql
 
 from device.protocol.documents import Desired, Reported, StateDocument, encode
-from device.protocol.mqtt import LinkUp, Message
+from device.protocol.mqtt import LinkEvent, LinkSettings, LinkUp, Message
 from device.protocol.topics import Topics
 from toolkit.errors import RolloutError
 from toolkit.fleet.fleet_folder import load_fleet
 from toolkit.fleet.rollout import values as v
 from toolkit.fleet.rollout.liveness import ListeningPeriod
+from toolkit.fleet.server import answers, serve
 from toolkit.fleet.server import control as control_module
-from toolkit.fleet.server import serve
 from toolkit.fleet.server.answers import Answers
 from toolkit.fleet.server.control import Control, owner_of
 from toolkit.fleet.server.copy_guard import CopyGuard
@@ -301,6 +301,40 @@ def test_no_device_is_answered_until_a_reconnection_has_shown_no_copy(
 def test_answers_that_did_not_start_are_closed(tmp_path: Path) -> None:
     fleet = load_fleet(write_fleet(tmp_path / "fleet", 1))
     Answers(fleet, lambda _device: True).close()
+
+
+def test_a_thread_of_answers_that_fails_closes_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the broker does not hold messages for one that is gone."""
+    links: list[FailingLink] = []
+
+    def connect(_settings: LinkSettings, on_event: Callable[[LinkEvent], None]) -> FailingLink:
+        links.append(FailingLink(on_event))
+        return links[-1]
+
+    monkeypatch.setattr(answers, "Link", connect)
+    fleet = load_fleet(write_fleet(tmp_path / "fleet", 1))
+    with closing(Answers(fleet, lambda _device: True)) as service:
+        monkeypatch.setattr(service._metadata, "handle", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            service._answer_metadata()
+    assert [link.is_closed for link in links] == [True]
+
+
+class FailingLink:
+    """A connection with one message, which the test's handler fails at."""
+
+    is_closed = False
+
+    def __init__(self, on_event: Callable[[LinkEvent], None]) -> None:
+        self._on_event = on_event
+
+    def start(self) -> None:
+        self._on_event(Message(Topics("d0").tuf_get, b""))
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def test_a_server_that_was_put_out_takes_a_new_lease(tmp_path: Path) -> None:

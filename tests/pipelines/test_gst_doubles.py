@@ -6,18 +6,21 @@ capture's child process has them (tests/fixtures/gst_doubles/nvidia.py).
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from video_fixtures import require_program, rtsp_server
+from video_fixtures import PATIENCE_S, require_program, rtsp_server, wait_for
 
 from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.sources import gst
 from pipelines.sources.batching import read_frames
 from pipelines.sources.gst import csi_pipeline, rtsp_decoders, rtsp_pipeline
+from pipelines.sources.live import Waiting
+from pipelines.sources.table import open_source
 from pipelines.sources.uri import parse_csi
 
 DOUBLES = Path(__file__).parents[1] / "fixtures" / "gst_doubles" / "nvidia.py"
@@ -84,6 +87,49 @@ def test_frames_in_a_camera_s_memory_reach_nothing_without_the_converter() -> No
     without = [*words[:at], "identity", *words[at + 2 :]]
     with pytest.raises(SourceError, match=r"could not link|cannot give that size"):
         gst.GstCapture("csi://0", without, 2.0, lambda: False).read()
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("#!/bin/sh\nexit 1\n", "returned non-zero exit status 1"),
+        ("#!/bin/sh\nexec sleep 60\n", "timed out"),
+        ("nothing to run", "Exec format error"),
+    ],
+    ids=["fails", "hangs", "cannot be run"],
+)
+@pytest.mark.usefixtures("jetson")
+def test_a_gstreamer_that_does_not_answer_is_asked_again(
+    broken: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gst, "INSPECT_S", 0.5, raising=False)
+    program = tmp_path / "gst-inspect-1.0"
+    works = program.read_text()
+    program.write_text(broken)
+    with pytest.raises(SourceError, match=why), read_frames(SourceConfig(uri="csi://0")):
+        pass
+    program.write_text(works)
+    monkeypatch.setattr(gst, "INSPECT_S", 30.0, raising=False)
+    assert gst.has_element("nvarguscamerasrc")
+    program.write_text(broken)
+    monkeypatch.setattr(gst, "INSPECT_S", 0.5, raising=False)
+    with pytest.raises(SourceError, match=why):
+        gst.has_property("nvv4l2decoder", "enable-max-performance")
+    program.write_text(works)
+    monkeypatch.setattr(gst, "INSPECT_S", 30.0, raising=False)
+    assert gst.has_property("rtph264depay", "request-keyframe")
+
+
+@pytest.mark.usefixtures("jetson")
+def test_a_camera_that_may_come_later_waits_for_gstreamer_too(tmp_path: Path) -> None:
+    (tmp_path / "gst-inspect-1.0").write_text("#!/bin/sh\nexit 1\n")
+    source = open_source(
+        SourceConfig(uri="rtsp://127.0.0.1/1"), Waiting(threading.Event(), patient=True)
+    )
+    with source:
+        wait_for(lambda: source.away is not None, PATIENCE_S, "it says why")
+        assert source.away is not None
+        assert "GStreamer does not answer" in source.away.reason
 
 
 def test_a_property_with_a_long_name_is_found() -> None:

@@ -6,7 +6,7 @@ import pytest
 from sink_fixtures import result
 from video_fixtures import PATIENCE_S, wait_for
 
-from pipelines.sinks.queued import QueuedSink
+from pipelines.sinks.ros2_queue import QueuedSink
 
 
 class Blocked(QueuedSink):

@@ -24,10 +24,12 @@ from video_fixtures import (
 )
 
 from device.errors import PipelineError
+from device.protocol.mqtt import LinkSettings, Will
 from pipelines.results import ClassScores
 from pipelines.sink_config import JsonlSink, MqttSink, VideoSink
 from pipelines.sinks.draw import annotate
 from pipelines.sinks.files import OutputFiles
+from pipelines.sinks.mqtt_queue import QUEUED_WORDS, MqttPublisher, Outgoing
 from pipelines.sinks.table import Broker, RateLimit, SinkContext, open_sink
 from pipelines.sinks.video import VideoFileWriter
 
@@ -129,6 +131,20 @@ def test_unreachable_broker_costs_drops_not_time(caplog):
         wait_for(lambda: sum(sink.dropped.values()) == 200, PATIENCE_S, "all are counted")
         wait_for(lambda: "cannot reach the broker" in caplog.text, PATIENCE_S, "the log says so")
     assert set(sink.dropped) <= {"mqtt_offline", "mqtt_queue"}
+
+
+def test_only_a_lost_event_counts_as_one():
+    """Status and figures are said again."""
+    settings = LinkSettings("127.0.0.1", free_port(), "test", ())
+    publisher = MqttPublisher(
+        settings, on_up=lambda: None, on_message=lambda _: None, will=Will("status", b"")
+    )
+    publisher.say(Outgoing("status", b"online"))
+    for _ in range(QUEUED_WORDS):
+        publisher.say(Outgoing("event", b"", lost_as="mqtt_events"))
+    assert publisher.dropped == {}
+    publisher.say(Outgoing("status", b"online"))
+    assert publisher.dropped == {"mqtt_events": 1}
 
 
 def test_sink_comes_back_after_the_broker_did(tmp_path, caplog):

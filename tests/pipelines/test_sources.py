@@ -39,7 +39,7 @@ from pipelines.sources import live as live_source
 from pipelines.sources.batching import frames_of, read_frames
 from pipelines.sources.clock import CaptureClock
 from pipelines.sources.cv_capture import open_rtsp_capture
-from pipelines.sources.gdp import Nv12, parse_caps, parse_header
+from pipelines.sources.gdp import Nv12Layout, parse_caps, parse_header
 from pipelines.sources.gst import GstCapture, camera_pipeline, has_element, rtsp_pipeline
 from pipelines.sources.live import LiveSource, RawFrame, Waiting
 from pipelines.sources.table import open_source
@@ -261,8 +261,8 @@ def test_camera_pipeline_is_what_gstreamer_understands():
 
 
 def test_padded_rows_of_nv12_are_counted():
-    assert Nv12(322, 181).size == 324 * 182 * 3 // 2
-    assert Nv12(640, 360).size == 640 * 360 * 3 // 2
+    assert Nv12Layout(322, 181).size == 324 * 182 * 3 // 2
+    assert Nv12Layout(640, 360).size == 640 * 360 * 3 // 2
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_damaged_caps_are_refused(payload):
 @pytest.mark.parametrize(("rate", "fps"), [("30000/1001", 30000 / 1001), ("0/1", None)])
 def test_caps_say_the_rate_if_the_camera_knows_it(rate, fps):
     caps = f"video/x-raw, width=(int)64, height=(int)48, framerate=(fraction){rate}"
-    assert parse_caps(caps.encode() + b", format=(string)NV12") == Nv12(64, 48, fps)
+    assert parse_caps(caps.encode() + b", format=(string)NV12") == Nv12Layout(64, 48, fps)
 
 
 def test_a_file_says_its_rate(tmp_path):

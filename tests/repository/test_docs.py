@@ -24,6 +24,7 @@ FILE = re.compile(
     r"`((?:toolkit|calibration|device|pipelines|configs|examples|scripts|tests|docs)/[\w./-]*)`"
 )
 LINK = re.compile(r"\]\(([^)#:]+)\)")
+ROWS = re.compile(r"^(\w+(?:, \w+)*) {2,}\S", re.M)  # of the table in a package's docstring
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -171,3 +172,35 @@ def test_a_folder_says_what_it_is_for_and_is_on_the_map(folder: str) -> None:
     text = (ROOT / "docs/ARCHITECTURE.md").read_text()
     assert ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())), folder
     assert re.search(rf"`{folder}/?`", text), f"docs/ARCHITECTURE.md does not name {folder}/"
+
+
+def test_every_file_that_a_package_lists_exists() -> None:
+    """The tables in the docstrings have names, two or more spaces, and what is there."""
+    rows = [
+        (ROOT / folder, name)
+        for folder in FOLDERS
+        for row in ROWS.findall(docstring_of(ROOT / folder / "__init__.py"))
+        for name in row.split(", ")
+    ]
+    assert len(rows) > 200
+    assert not [
+        str(folder / name)
+        for folder, name in rows
+        if not (folder / name).is_dir() and not (folder / f"{name}.py").is_file()
+    ]
+
+
+def test_a_step_of_the_build_has_the_number_of_the_driver() -> None:
+    driver = docstring_of(ROOT / "toolkit/engine/build.py")
+    steps = dict(re.findall(r"^ ?(\d+) (.*)$", driver, re.M))
+    texts = {path.stem: docstring_of(path) for path in (ROOT / "toolkit/engine").glob("*.py")}
+    numbers = {
+        name: step[1] for name, text in texts.items() if (step := re.match(r"Step (\d+) of", text))
+    }
+    assert set(numbers) == {"support", "write"}
+    for name, number in numbers.items():
+        assert f"toolkit.engine.{name}" in steps[number]
+
+
+def docstring_of(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""

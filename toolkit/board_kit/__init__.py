@@ -1,7 +1,6 @@
 """The board kit, host side: make a kit for a board, and take the times that come back.
 
 make         engines, cases of DLA rules and a demo -> the folder that goes to the board
-demo_files   the demo's bundle and pictures
 measured     the times of a network, for `tandem plan --measured`
 own_model    a user's model for a kit, with weights that compress to next to nothing
 farm         a kit as jobs of a farm of boards, and their reports as times for a build

@@ -7,6 +7,7 @@ with Client("https://fleet.example.com", token) as fleet:
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -92,14 +93,15 @@ class Client(Closing):
     def events(self, last_id: str = "") -> Iterator[tuple[str, str, Json]]:
         """Yield (id, kind, content) of changes as they come; the id goes on after a lost one."""
         headers = {**self._headers, "last-event-id": last_id}
-        answer = self._pool.request(
-            "GET", f"{self._url}{ROOT}/events", headers=headers, preload_content=False
-        )
+        url = f"{self._url}{ROOT}/events"
         try:
-            self._check(answer.status, b"" if answer.status == 200 else answer.read())
-            yield from _messages(answer)
-        finally:
-            answer.close()
+            with closing(
+                self._pool.request("GET", url, headers=headers, preload_content=False)
+            ) as answer:
+                self._check(answer.status, b"" if answer.status == 200 else answer.read())
+                yield from _messages(answer)
+        except urllib3.exceptions.HTTPError as error:
+            raise FleetError(f"{self._url} cannot be reached: {error}") from error
 
     def _ask(
         self,

@@ -41,8 +41,8 @@ from pipelines.runtime.trace import TraceWriter
 from pipelines.sink_config import FoxgloveSink, JsonlSink, McapSink, MqttSink, SinkConfig, VideoSink
 from pipelines.sinks.events import Event
 from pipelines.sinks.files import OutputFiles
-from pipelines.sinks.queued import topic_prefix
 from pipelines.sinks.recording import PICTURES
+from pipelines.sinks.ros2_queue import topic_prefix
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.uri import redact
 from toolkit.cli.actions.outputs import NOT_TIMED

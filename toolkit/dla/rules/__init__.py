@@ -9,5 +9,5 @@ explain         every rule on a node, with value and limit
 memory          limits of loadables and memory pools
 formats         memory formats of tensors that cross to or from the DLA
 notes           remarks that are not limits
-sources         where the rules come from
+meanings        what each rule means, and what to do about it
 """

@@ -8,6 +8,8 @@ targets    which devices fit a release, and why the others do not
 groups     `canary,5%,rest`: which device is in which group
 rates      devices a minute
 policy     maintenance windows, and the gates that a device holds to by itself
-limits     `90%`, `3`
+liveness   whether a device is alive
+reports    what a device's report means to its rollout
+waits      times and durations, as they are written and shown
 routing    several rollouts: a newer one takes devices over
 """

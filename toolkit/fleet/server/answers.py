@@ -61,7 +61,7 @@ class Provisioning:
             return None
         try:
             issued = enrol(self._authority, request.device, request.csr.encode())
-        except FleetError as error:
+        except (FleetError, OSError) as error:
             LOG.warning("%s", error)
             return EnrolResponse(device=request.device, error=str(error))
         LOG.info("enrolled %s until %s", issued.name, issued.not_after.date())
@@ -128,13 +128,15 @@ class Answers:
         )
         asker = settings.subscriptions[0][0].split("/").index("+")  # level of who asks
         link.start()
-        while not self._stopped.is_set():
-            try:
-                event = events.get(timeout=0.5)
-            except queue.Empty:
-                continue
-            if isinstance(event, LinkDown):
-                LOG.warning("%s", event.reason)
-            elif isinstance(event, Message) and self._owns(event.topic.split("/")[asker]):
-                handle(link, event)
-        link.close()
+        try:
+            while not self._stopped.is_set():
+                try:
+                    event = events.get(timeout=0.5)
+                except queue.Empty:
+                    continue
+                if isinstance(event, LinkDown):
+                    LOG.warning("%s", event.reason)
+                elif isinstance(event, Message) and self._owns(event.topic.split("/")[asker]):
+                    handle(link, event)
+        finally:
+            link.close()

@@ -6,6 +6,5 @@ schema      the tables
 log         the append-only, hash-chained log: the events of rollouts are the audit log
 devices     devices with their last report and the operator's labels
 rollouts    rollouts, releases, and the desired document of each device with its counter
-lease       which servers share the fleet
-board_leases  which run of a farm has a board
+lease       which servers share the fleet, which run of a farm has a board
 """

@@ -66,7 +66,7 @@ class Before:
 
 
 class Deployment:
-    """One device's share of a rollout. `result` is None until the device has said how it ended.
+    """A deployment to one device. `result` is None until the device has said how it ended.
 
     `published`: the device may know of it. `before`: what was retained then.
     """
