@@ -56,23 +56,14 @@ LEAST_SPREAD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class EqualisedChain:
-    """One chain: its layers in order, and how many channels a Clip kept from being scaled."""
-
-    nodes: tuple[str, ...]
-    clip_limited: int
-
-
-@dataclass(frozen=True, slots=True)
 class Equalised:
-    """The rescaled copy of the model, its chains, and why other convolutions are in none.
+    """The rescaled copy of the model, and why convolutions hand no channels on.
 
     `factors`: tensor -> its divisors, [channels]; `scale_channels` applies them again.
     """
 
     model: ir.Model
     factors: Mapping[str, Vector]
-    chains: tuple[EqualisedChain, ...]
     refusals: tuple[Refusal, ...]
 
 
@@ -110,15 +101,11 @@ def equalise(model: ir.Model, observed: Ranges) -> Equalised:
     links, refusals = find_links(model.graph)
     usable, unobserved = _with_ranges(links, observed)
     factors: dict[str, Vector] = {}
-    chains = []
-    for chain in _chains(usable):
-        scales, clip_limited = _within_clips(chain, _range_scales(chain, observed), observed)
-        factors |= {link.tensor: scale for link, scale in zip(chain, scales, strict=True)}
-        chains.append(EqualisedChain(_names(chain), clip_limited))
+    for link in usable:
+        factors[link.tensor] = _within_clip(link, _range_scale(link, observed), observed)
     factors |= _group_scales(model, observed)
     factors |= _unlinked_scales(model, observed)
-    equalised = scale_channels(model, factors)
-    return Equalised(equalised, factors, tuple(chains), (*refusals, *unobserved))
+    return Equalised(scale_channels(model, factors), factors, (*refusals, *unobserved))
 
 
 def _group_scales(model: ir.Model, ranges: Ranges) -> dict[str, Vector]:
@@ -185,7 +172,9 @@ def scale_channels(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.M
     # In graph order: the order of two factors changes the last bit.
     for name, link in links.items():
         if name in factors:
-            _apply(changed.graph, [link], [np.asarray(factors[name], np.float64)])
+            scale = np.asarray(factors[name], np.float64)
+            _divide_outputs(changed.graph, link.producer, scale)
+            _multiply_inputs(changed.graph, link.consumer, scale)
     rows = {name: np.asarray(row, np.float64) for name, row in factors.items()}
     _scale_groups(changed.graph, groups, rows)
     for name, node in unlinked.items():
@@ -253,33 +242,14 @@ def _with_ranges(
     return tuple(usable), tuple(refused)
 
 
-def _chains(links: Sequence[Link]) -> tuple[tuple[Link, ...], ...]:
-    """Join links through depthwise layers; each chain ends at a layer that mixes channels."""
-    link_from = {link.producer: link for link in links}
-    depthwise_readers = {link.consumer for link in links if is_depthwise(link.consumer)}
-    chains = []
-    for link in links:
-        if link.producer in depthwise_readers:
-            continue
-        chain = [link]
-        while chain[-1].consumer in depthwise_readers and chain[-1].consumer in link_from:
-            chain.append(link_from[chain[-1].consumer])
-        chains.append(tuple(chain))
-    return tuple(chains)
-
-
-def _range_scales(chain: Sequence[Link], ranges: Ranges) -> list[Vector]:
-    """Factors from observed activations for each link of a chain, [channels] each."""
-    scales = []
-    for link in chain:
-        observed = ranges[link.tensor].astype(np.float64)
-        if is_depthwise(link.consumer):
-            scales.append(_evening(observed))
-            continue
-        weight_ranges = _input_ranges(link.consumer, relative=True)
-        ratio = np.divide(observed, weight_ranges, where=weight_ranges > 0, out=observed * 0.0)
-        scales.append(_evening(np.sqrt(ratio)))
-    return scales
+def _range_scale(link: Link, ranges: Ranges) -> Vector:
+    """Factors from observed activations, [channels]."""
+    observed = ranges[link.tensor].astype(np.float64)
+    if is_depthwise(link.consumer):
+        return _evening(observed)
+    weight_ranges = _input_ranges(link.consumer, relative=True)
+    ratio = np.divide(observed, weight_ranges, where=weight_ranges > 0, out=observed * 0.0)
+    return _evening(np.sqrt(ratio))
 
 
 def _evening(ranges: NDArray[Any]) -> Vector:
@@ -294,28 +264,12 @@ def _limited(scale: Vector, alive: NDArray[np.bool_]) -> Vector:
     return np.where(alive, np.clip(scale, 1 / LARGEST_SCALE, LARGEST_SCALE), 1.0)
 
 
-def _within_clips(
-    chain: Sequence[Link], scales: Sequence[Vector], ranges: Ranges
-) -> tuple[list[Vector], int]:
-    """Raise factors so that no clipped channel exceeds its headroom; count unscaled channels."""
-    result, clip_limited = [], 0
-    for link, scale in zip(chain, scales, strict=True):
-        if link.clipped is None or link.limit is None:
-            result.append(scale)
-            continue
-        observed = ranges[link.clipped].astype(np.float64)
-        bound = CLIP_HEADROOM * link.limit
-        fixed = observed >= bound
-        clip_limited += int(fixed.sum())
-        result.append(np.where(fixed, 1.0, np.maximum(scale, observed / bound)))
-    return result, clip_limited
-
-
-def _apply(graph: ir.Graph, chain: Sequence[Link], scales: Sequence[Vector]) -> None:
-    """Divide the outputs of each producer by its factors; multiply the consumer's inputs."""
-    for link, scale in zip(chain, scales, strict=True):
-        _divide_outputs(graph, link.producer, scale)
-        _multiply_inputs(graph, link.consumer, scale)
+def _within_clip(link: Link, scale: Vector, ranges: Ranges) -> Vector:
+    """Raise factors so that no clipped channel exceeds its headroom."""
+    if link.clipped is None or link.limit is None:
+        return scale
+    observed, bound = ranges[link.clipped].astype(np.float64), CLIP_HEADROOM * link.limit
+    return np.where(observed >= bound, 1.0, np.maximum(scale, observed / bound))
 
 
 def _divide_outputs(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
@@ -381,7 +335,3 @@ def _weight(node: ir.Node) -> NDArray[Any]:
 
 def _is_stored_by_inputs(node: ir.Node) -> bool:
     return node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 0
-
-
-def _names(chain: Sequence[Link]) -> tuple[str, ...]:
-    return (str(chain[0].producer.name), *(str(link.consumer.name) for link in chain))
