@@ -131,7 +131,7 @@ def _least(
     Else the one of least error, among those that add little and the largest.
     """
     best = frozenset[str]()
-    least = _known_error(error(best))
+    least = of_none = _known_error(error(best))
     for step in range(1, STEPS + 1):
         most = most_float * step / STEPS
         keep_float = _fill(search, order, most)
@@ -141,17 +141,21 @@ def _least(
         if search.fits(value) and adds_little(keep_float):
             return keep_float, value
         of_all = _known_error(error(keep_float))
-        if of_all < CHANCE * least:
+        if of_all < min(CHANCE * least, of_none):
             best, least = keep_float, min(of_all, least)
     return best, search.value("the least error", best)
 
 
 def _fill(search: Search, order: Sequence[str], most_float: float) -> frozenset[str]:
-    """The nodes in order, without those that would make more than `most_float` of the work."""
-    most_work = most_float * math.fsum(search.macs.values()) * (1.0 + ROUNDING)
-    keep_float, work = set[str](), 0.0
+    """The nodes in order, without those that would make more than `most_float` of the work.
+
+    Nodes of unknown sizes count alike.
+    """
+    work = search.macs if any(search.macs.values()) else dict.fromkeys(search.macs, 1)
+    most_work = most_float * math.fsum(work.values()) * (1.0 + ROUNDING)
+    keep_float, in_float = set[str](), 0.0
     for node in order:
-        if work + search.macs[node] <= most_work:
+        if in_float + work[node] <= most_work:
             keep_float.add(node)
-            work += search.macs[node]
+            in_float += work[node]
     return frozenset(keep_float)

@@ -216,3 +216,21 @@ def test_factors_that_part_tied_channels_are_refused(
     factors["b"] = factors["b"] * 2.0
     with pytest.raises(BuildError, match="'a' has channels that other tensors share"):
         scale_channels(model, factors)
+
+
+def test_channels_of_a_resize_along_them_are_fixed(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Its result has more channels than it reads; what is added to it has others."""
+    between = [
+        node("Resize", ["a", "", "scales"], ["r"], mode="nearest"),
+        node("Add", ["r", "b"], ["m"]),
+        RELU,
+    ]
+    model = network(tmp_path / "m.onnx", rng, between, 6, {"a": 3, "b": 6})
+    model.graph.initializers["scales"].const_value = ir.tensor(
+        np.array([1, 2, 1, 1], np.float32), name="scales"
+    )
+    groups = find_groups(model.graph)
+    assert not groups.producers
+    assert "a" not in link_tensors(model)

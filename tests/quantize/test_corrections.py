@@ -1,6 +1,7 @@
 """Optional steps: kept where they help on unseen samples, and the same again from the table."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from toolkit.quantize.corrections.channel_links import unlinked_depthwise
 from toolkit.quantize.corrections.corrections import (
     CHANCE,
     Switch,
+    less_error,
     try_bias_correction,
     try_equalisation,
 )
@@ -85,6 +87,23 @@ def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
     assert (row["changed"], row["by_mul"]) == (outcome.changed, 0)
     assert row["sqnr_db"]["y"] == {"before": outcome.worst.before, "after": outcome.worst.after}
     assert "equalisation: kept" in ranges_html(result, "m")
+
+
+@pytest.mark.parametrize(
+    ("errors", "reference", "less"),
+    [
+        ([0.01, 5, 5, 5], [0, 1, 1, 1], False),
+        ([0, 0.2, 0.2, 0.2], [1, 1, 1, 1], True),
+        ([0.5, 0.5, 0.5, 0.5], [1, 1.1, 1, 1], True),
+        ([0, 0, 0, 0], [0, 0, 0, 0], False),
+        ([1, 1, 1, 1], [math.inf, 1, 1, 1], True),
+        ([math.inf, 1, 1, 1], [2, 2, 2, 2], False),
+    ],
+)
+def test_a_sample_without_an_error_does_not_decide(
+    errors: list[float], reference: list[float], less: bool
+) -> None:
+    assert less_error(np.array([errors]), np.array([reference])) is less
 
 
 @pytest.mark.parametrize(("method", "options"), [("auto", ["auto", "auto"]), ("minmax", [])])

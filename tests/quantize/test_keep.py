@@ -144,6 +144,21 @@ def test_scores_that_just_meet_their_target_have_nodes_in_float_too(
     assert errors[0] < 0.7 * errors[1]
 
 
+def test_scores_far_from_their_target_need_no_nodes_and_no_words(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = scores(tmp_path / "m.onnx", rng)
+    model = onnx.load(path)
+    (head,) = [one for one in model.graph.initializer if one.name == "w1"]
+    small = 0.02 * onnx.numpy_helper.to_array(head)
+    head.CopyFrom(onnx.numpy_helper.from_array(small.astype(np.float32), "w1"))
+    onnx.save(model, path)
+    ranges = measured(path, samples(rng, 12), PLAIN)
+    assert ranges.float_nodes is not None
+    assert not ranges.table.keep_float
+    assert "a target" not in ranges_text(ranges)
+
+
 def test_the_report_names_the_nodes_and_what_they_bring(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -356,6 +371,30 @@ def test_a_metric_that_fits_by_luck_ends_no_search(
     )
     assert (len(result.keep_float), result.met) == (floats, met)
     assert result.added == pytest.approx(0.1 * (10 - floats))
+
+
+def test_nodes_that_only_add_to_the_error_are_not_kept() -> None:
+    result = least_loss(
+        {f"n{i}": 1.0 for i in range(20)},
+        lambda keep: float(len(keep) == 20),
+        Budget("m", "least", 0.5),
+        error=lambda keep: 1.0 + 0.1 * len(keep),
+        error_alone=lambda keep: 0.1,
+        most_float=0.15,
+    )
+    assert result.keep_float == frozenset()
+
+
+def test_nodes_of_unknown_sizes_count_alike() -> None:
+    result = least_loss(
+        {f"n{i}": 0.0 for i in range(20)},
+        lambda keep: float(len(keep) == 20),
+        Budget("m", "least", 0.5),
+        error=lambda keep: 20.0 - len(keep),
+        error_alone=lambda keep: 0.1,
+        most_float=0.15,
+    )
+    assert len(result.keep_float) == 3
 
 
 @pytest.mark.parametrize(("last", "floats"), [(1.4, 5), (1.6, 3)])

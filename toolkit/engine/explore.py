@@ -93,8 +93,8 @@ FORMS = (
     Form("INT4 weights", "fp16", ("--int4-weights", "128"), int4=128),
     Form("INT8, min-max", "int8", ("--method", "minmax"), RangeOptions("minmax")),
     Form("INT8, corrected", "int8", ("--keep", "none"), RangeOptions(keep="none")),
-    Form("INT8, 15 % in float", "int8", ("--keep", "15%"), RangeOptions(most_float=0.15)),
     Form("INT8, default", "int8", (), RangeOptions()),
+    Form("INT8, 50 % in float", "int8", ("--keep", "50%"), RangeOptions(most_float=0.5)),
     Form("INT8, AdaRound", "int8", ("--round-weights", "on"), RangeOptions(round_weights="on")),
     *(
         Form(f"{row.name} (simulated)", "fp16", ("--qdq-for", name), simulated=row)

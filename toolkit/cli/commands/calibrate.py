@@ -28,8 +28,8 @@ class Calibrate:
 
     `--method auto` evaluates every calibration method for each tensor, and takes the range with the
     least error at the outputs. INT8 is judged on samples held out from the ranges. If an output
-    misses its target, the nodes whose INT8 costs most stay in floating point. If it loses too much,
-    the command ends with an error; the table is written, but a build refuses it.
+    has scores or misses its target, the nodes whose INT8 costs most stay in floating point. If it
+    loses too much, the command ends with an error; the table is written, but a build refuses it.
 
     In place of `--workers`, run one shard on each machine, `--shard 2/8 -o 2.state`, then merge
     them: `tandem calibrate MODEL *.state --data DATA`.

@@ -133,8 +133,8 @@ class CalibrationOptions:
         metavar="METRIC:LOSS",
     )
     keep: KeepOption | None = option(
-        "Keep the nodes with the largest INT8 error in float where an output misses its target, "
-        "with at most 50% of the multiplications, or PERCENT. "
+        "Keep the nodes with the largest INT8 error in float where an output has scores or misses "
+        "its target, with at most 15% of the multiplications, or PERCENT. "
         "[default: auto with --method auto, else none; --budget replaces it]",
         parse=_parse_keep, metavar="auto|none|PERCENT",
     )  # fmt: skip

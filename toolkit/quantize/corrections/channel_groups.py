@@ -81,9 +81,10 @@ def find_groups(graph: ir.Graph) -> ChannelGroups:
             producers[node] = results[0]
             _fix(results if node in linked else (), unions)
         for value, row in zip(node.outputs, results, strict=False):
-            if row is not None:
+            if row is not None and _escapes(value, row, graph):
+                _fix([row], unions)
+            elif row is not None:
                 ids_of[value] = row
-                _fix([row] if _escapes(value, row, graph) else (), unions)
     return ChannelGroups(*(_free(rows, unions) for rows in (producers, readers)))
 
 

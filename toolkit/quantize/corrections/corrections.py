@@ -41,6 +41,8 @@ MIN_GAIN_OF_NODES = 2.0
 MIN_GAIN_OF_ROUNDING = 1.0
 """In dB of SQNR: with activations in INT8 too, a smaller gain is lost on other samples."""
 CHANCE = "the gain may be chance: it differs too much from sample to sample"
+LEAST_ERROR = 1e-3
+"""Of a sample, in means of all: 30 dB below."""
 CORRECTION_SAMPLES = 16
 """Number of samples whose means correct the biases, or whose sums round the weights."""
 
@@ -82,7 +84,7 @@ def try_equalisation(
     name = EQUALISATION
     tensors = link_tensors(plain.graph)
     if not tensors:
-        reason = "no convolution hands its channels to one other layer alone"
+        reason = "no channels can be rescaled between layers"
         return plain, {}, CorrectionOutcome(name, requested, False, reason=reason)
     observed = channel_ranges(ActivationRunner(plain.graph, tensors), samples, tensors)
     rows = short_factors(equalise(plain.graph, observed).factors)
@@ -124,7 +126,11 @@ def _compared(outcome: CorrectionOutcome, plain: Fit, changed: Fit) -> Correctio
     least = MIN_GAIN_OF_NODES if outcome.by_mul else MIN_GAIN
     requested = outcome.requested
     helps = requested == "on" or worst_of(effects).helps(least)
-    chance = helps and requested == "auto" and not _less_error(changed, plain)
+    errors, reference = (
+        np.array([one.noise.errors(ranges, ALL) for ranges in _ranges(one)])
+        for one in (changed, plain)
+    )
+    chance = helps and requested == "auto" and not less_error(errors, reference)
     reason = CHANCE if chance else ""
     return replace(outcome, applied=helps and not chance, effects=effects, reason=reason)
 
@@ -137,19 +143,19 @@ def _mean_sqnr_db(fitted: Fit) -> dict[str, float]:
     return {name: sum(row[name] for row in by_method) / len(by_method) for name in by_method[0]}
 
 
-def _less_error(changed: Fit, plain: Fit) -> bool:
-    """True if the error is significantly less on all samples that validate, over all methods.
+def less_error(errors: NDArray[np.float64], reference: NDArray[np.float64]) -> bool:
+    """True if errors are significantly less, [methods, samples].
 
-    In units of what each method gives without equalisation, by the gain of each sample in dB: one
-    sample of large error hides a gain of decibels in all.
+    In units of what each method gives without equalisation, by the gain of each sample in dB, at
+    most 30 below the mean: one sample of large error hides a gain of decibels in all.
     """
-    errors, reference = (
-        np.array([one.noise.errors(ranges, ALL) for ranges in _ranges(one)])
-        for one in (changed, plain)
-    )
     unit = reference.mean(axis=1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        after, before = (np.log((array / unit).mean(axis=0)) for array in (errors, reference))
+    if not np.isfinite(unit).all() or not unit.all():
+        return bool((errors.mean(axis=1) < unit[:, 0]).all())
+    after, before = (
+        np.log(np.maximum((array / unit).mean(axis=0), LEAST_ERROR))
+        for array in (errors, reference)
+    )
     return significantly_less(after, before, SIGNIFICANT)
 
 

@@ -125,7 +125,7 @@ def _group_scales(model: ir.Model, ranges: Ranges) -> dict[str, Vector]:
             weights = _input_ranges(node, relative=True)
             ratio = np.divide(wanted, weights, where=weights > 0, out=wanted * 0.0)
             wanted = np.sqrt(ratio)
-        free = (ids != FIXED) & (wanted > 0)
+        free = (ids != FIXED) & (wanted > 0) & np.isfinite(wanted)
         if free.any():
             log = np.log(wanted[free])
             np.add.at(logs, ids[free], log - log.mean())
@@ -254,7 +254,7 @@ def _range_scale(link: Link, ranges: Ranges) -> Vector:
 
 def _evening(ranges: NDArray[Any]) -> Vector:
     """Factors with the ratios of `ranges` and a geometric mean of 1, [channels]; of zeros 1."""
-    alive = ranges > 0
+    alive = (ranges > 0) & np.isfinite(ranges)
     log = np.log(np.where(alive, ranges, 1.0).astype(np.float64))
     centre = log[alive].mean() if alive.any() else 0.0
     return _limited(np.exp(log - centre), alive)

@@ -15,15 +15,18 @@ def kept_lines(ranges: Ranges) -> list[str]:
     chosen = ranges.float_nodes
     if chosen is None:
         return []
+    if not chosen.nodes and chosen.search.met:
+        return []
     if not chosen.nodes:
+        problem = "is missed" if chosen.before.missed else "has little left for other samples"
         return [
-            "  a target is missed, but no set of nodes in floating point with at most "
+            f"  a target {problem}, but no set of nodes in floating point with at most "
             f"{100 * chosen.most_float:g} % of the multiplications loses less"
         ]
     lines = [
         f"  kept in floating point: {len(chosen.nodes)} nodes with {100 * chosen.float_share:.1f} "
-        f"% of the multiplications, as INT8 was near or beyond a target; {_basis(chosen)}; "
-        "`tandem build --keep none` keeps none"
+        "% of the multiplications, as their error may exceed a target on other samples; "
+        f"{_basis(chosen)}; `tandem build --keep none` keeps none"
     ]
     after = {(loss.part, loss.metric.name): loss for loss in ranges.judgement.losses}
     for loss in chosen.before.missed:

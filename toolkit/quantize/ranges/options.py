@@ -36,8 +36,9 @@ class RangeOptions:
     (`toolkit.quantize.corrections`); weights are rounded where an output misses its target.
     None: "auto" (by measured benefit) if a search runs anyway (method "auto", a budget), else
     "off".
-    `keep`: whether the nodes whose INT8 costs most stay in floating point where an output misses
-    its target (`toolkit.quantize.trials.keep`), with at most `most_float` of the multiplications.
+    `keep`: whether the nodes whose INT8 costs most stay in floating point where an output has
+    scores or misses its target (`toolkit.quantize.trials.keep`), with at most `most_float` of the
+    multiplications.
     None: "auto" with method "auto", else "none"; a budget replaces it.
     `keep_float`: nodes that stay in floating point whatever a budget says.
     `on_gpu`: all nodes run on a GPU, and INT8 error is measured with the operands that it reads in

@@ -6,5 +6,5 @@ fit          histograms -> ranges, and INT8 error at the outputs
 metrics      SQNR, cosine and mAP50 of a trial
 score        mAP50 on the held-out scenes
 budget       the nodes that an accuracy budget keeps in floating point
-keep         the nodes that stay in floating point where an output misses its target
+keep         the nodes that stay in floating point where an output has scores or misses its target
 """

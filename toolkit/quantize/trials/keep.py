@@ -78,7 +78,7 @@ class FloatNodes:
     def reasons(self) -> dict[str, str]:
         """Node -> why it stays in floating point."""
         return {
-            node: f"its INT8 makes {100 * share:.1f} % of an error near or beyond a target"
+            node: f"its INT8 makes {100 * share:.1f} % of an error that may exceed a target"
             for node, share in self.error_shares().items()
         }
 
