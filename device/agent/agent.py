@@ -401,12 +401,16 @@ class Agent:
         event.reply(answer)
 
     def _cancel(self, ask: Cancel) -> str:
-        if self._desired is not None and self._desired.request == ask.request:
-            self._updater.ask("cancel", ask.request)
-            if self._updater.update.phase != "live":
-                self._verification.forget()
-                self._agent_update.on_desired(None, TRUSTED)
-                self._desired = None
+        """End the update of this request; return why that is not done."""
+        if self._desired is None or self._desired.request != ask.request:
+            return ""
+        update = self._agent_update.update or self._updater.update
+        if update.phase == "live" and update.request == ask.request:
+            return "the release is live and cannot be cancelled: go back to the one before"
+        self._updater.ask("cancel", ask.request)
+        self._verification.forget()
+        self._agent_update.on_desired(None, TRUSTED)
+        self._desired = None
         return ""
 
     def _install(self, ask: Install) -> str:

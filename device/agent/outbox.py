@@ -69,7 +69,7 @@ class Outbox:
         self._write(insert)
 
     def waiting(self, count: int) -> tuple[Waiting, ...]:
-        """Return the oldest events; one that the disk has damaged is dropped."""
+        """Return the oldest events, `count` if there are more; damaged ones are dropped."""
         query = "SELECT number, id, topic, event FROM waiting ORDER BY number LIMIT ?"
         try:
             rows = self._database.execute(query, (count,)).fetchall()
@@ -86,6 +86,7 @@ class Outbox:
         if damaged:
             delete = "DELETE FROM waiting WHERE number = ?"
             self._write(lambda database: database.executemany(delete, damaged))
+            return self.waiting(count)
         return tuple(waiting)
 
     def sent(self, ids: Iterable[str]) -> None:

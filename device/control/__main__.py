@@ -62,7 +62,10 @@ def _install(client: Client, options: argparse.Namespace) -> int:
         _say(answer)
         assert answer.reported is not None
         update = answer.reported.update
-        ended = update.phase == "live" or update.waits_for_commit
+        # That of an earlier request says nothing: this one was cancelled or withdrawn.
+        ended = update.request == desired.request and (
+            update.phase == "live" or update.waits_for_commit
+        )
     if ended and folder.parent == client.state_dir.resolve():
         erase(client.state_dir)  # the slot has it
     return 0 if ended else 1

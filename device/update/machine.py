@@ -285,7 +285,8 @@ class _Step:
         if desired is None or desired.request != request or self.state.update.phase == "live":
             return
         self.state = replace(self.state, desired=None)
-        if self.state.on_trial:
+        release = self.sha256_in(self.slots.trial)  # another may wait for the end of a trial
+        if self.state.on_trial and release == desired.release.blob.sha256:
             self.roll_back("it was cancelled during its trial")
         else:
             self.reconcile()

@@ -173,6 +173,16 @@ def test_an_event_that_the_disk_damaged_costs_that_event_alone(tmp_path: Path) -
         assert [row.id for row in outbox.waiting(9)] == ["0", "2"]
 
 
+def test_events_behind_a_page_of_damaged_ones_are_read(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.db")
+    for number in range(10):
+        outbox.add("update", event(number), final=True)
+    with sqlite3.connect(tmp_path / "outbox.db") as connection:
+        damaged = [(str(number),) for number in (0, 1, 2, 3, 5)]
+        connection.executemany("UPDATE waiting SET event = x'7b00ff' WHERE id = ?", damaged)
+    assert [row.id for row in outbox.waiting(4)] == ["4", "6", "7", "8"]
+
+
 def test_a_disk_that_takes_nothing_costs_the_disk_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,20 +1,25 @@
 """The door of an agent: a real agent, its socket, and `tandem-agent control`."""
 
+import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from control_fixtures import client_of, desired_of
 from mqtt_fixtures import WAIT_S, AgentBox, free_port, make_bundle
+from msgspec.structs import replace
 
+import device.control.__main__ as control
+from device.agent.agent import Agent
 from device.control.client import Client
 from device.control.upload_request import check_path
 from device.errors import StateError, TransferError
 from device.protocol.control import AskProgress, Cancel, Install, Rollback, connect
-from device.protocol.documents import encode
+from device.protocol.documents import Update, encode
 from device.update.versions import is_older
 
 
@@ -91,6 +96,58 @@ def test_a_cancelled_trial_leaves_the_old_release(tmp_path: Path, board: AgentBo
     answer = client.ask(Cancel(request=desired.request))
     assert {row.version: row.role for row in answer.slots} == {"2.0": "active", "3.0": "idle"}
     client.close()
+
+
+def test_a_live_release_is_not_cancelled_and_the_answer_says_so(
+    tmp_path: Path, board: AgentBox
+) -> None:
+    client = client_of(board)
+    bundle = make_bundle(tmp_path / "in", version="2.0")
+    desired = desired_of(bundle)
+    client.ask(Install(desired=encode(desired).decode(), bundle=str(bundle)))
+    *_, last = client.follow(desired.request)
+    assert last.reported is not None
+    assert last.reported.update.phase == "live"
+    with pytest.raises(StateError, match="is live and cannot be cancelled: go back"):
+        client.ask(Cancel(request=desired.request))
+    client.close()
+
+
+@pytest.mark.parametrize("live", ["1", ""])
+def test_a_release_whose_signatures_are_verified_is_cancelled(live: str) -> None:
+    """What is reported meanwhile is the release before it."""
+    forgotten: list[str] = []
+    agent = SimpleNamespace(
+        _desired=SimpleNamespace(request="2"),
+        _agent_update=SimpleNamespace(
+            update=None, on_desired=lambda *_: forgotten.append("agent's update")
+        ),
+        _updater=SimpleNamespace(
+            update=Update(phase="live" if live else "verifying", request=live),
+            ask=lambda word, request: forgotten.append(f"{word} {request}"),
+        ),
+        _verification=SimpleNamespace(forget=lambda: forgotten.append("verification")),
+    )
+    assert Agent._cancel(agent, Cancel(request="2")) == ""  # type: ignore[arg-type]
+    assert forgotten == ["cancel 2", "verification", "agent's update"]
+    assert agent._desired is None
+
+
+@pytest.mark.parametrize(("request_id", "status"), [("2", 0), ("1", 1)])
+def test_an_install_that_ends_with_the_report_of_another_request_has_failed(
+    request_id: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(tmp_path / "in", version="2.0")
+    desired = replace(desired_of(bundle), request="2")
+    update = Update(phase="live", request=request_id)
+    answer = SimpleNamespace(device="board", reported=SimpleNamespace(update=update))
+    client = SimpleNamespace(
+        ask=lambda _: answer, follow=lambda _: iter((answer,)), state_dir=tmp_path / "state"
+    )
+    monkeypatch.setattr(control, "_say", lambda _: None)
+    monkeypatch.setattr(control, "_desired_in", lambda *_: (encode(desired).decode(), bundle))
+    options = argparse.Namespace(folder=tmp_path / "in")
+    assert control._install(client, options) == status  # type: ignore[arg-type]
 
 
 def test_the_command_writes_lines_and_hostile_ones_are_answered(

@@ -171,6 +171,19 @@ def test_the_live_release_runs_again_where_it_is_asked_for_in_place_of_a_waiting
     assert words == ["stop", "active", "compare"]
 
 
+@pytest.mark.parametrize(("asked", "rolls_back"), [("1", True), ("2", False)])
+def test_a_cancelled_release_ends_no_trial_of_another(asked: str, rolls_back: bool) -> None:
+    state = v.State(
+        slots.begin_trial(slots.stage(live_a(), record("1")), "1"), "trial",
+        desired=release_of(asked), trial=Trial(0.0),
+    )  # fmt: skip
+    after, effects = step(SETUP, state, v.Notice("cancel", asked), v.Moment())
+    words = [effect.word for effect in effects if isinstance(effect, v.Do)]
+    assert ("stop" in words) == rolls_back
+    assert after.on_trial != rolls_back
+    assert after.desired is None
+
+
 def in_shadow(desired: Desired) -> v.State:
     """Release 1 runs beside the live one."""
     state = slots.begin_shadow(slots.stage(live_a(), record("1")), desired.request)
