@@ -133,8 +133,8 @@ class CalibrationOptions:
         metavar="METRIC:LOSS",
     )
     keep: KeepOption | None = option(
-        "Keep the nodes with the largest INT8 error in float where an output has scores or misses "
-        "its target, with at most 15% of the multiplications, or PERCENT. "
+        "Keep nodes with the largest INT8 error in float for outputs with scores or beyond their "
+        "target: at most 15% of the multiplications, or PERCENT. "
         "[default: auto with --method auto, else none; --budget replaces it]",
         parse=_parse_keep, metavar="auto|none|PERCENT",
     )  # fmt: skip
