@@ -47,11 +47,11 @@ def int4_gemm(
     group = tl.program_id(1) // INNER
     inner = tl.program_id(1) % INNER
     first = tl.program_id(2) * PARTS * LENGTH
-    left = tl.arange(0, PARTS * BLOCK_N)
+    row = tl.arange(0, PARTS * BLOCK_N)
     right = tl.arange(0, BLOCK_M * PARTS)
-    n = tile % COLUMN_BLOCKS * BLOCK_N + left % BLOCK_N
+    n = tile % COLUMN_BLOCKS * BLOCK_N + row % BLOCK_N
     m = tile // COLUMN_BLOCKS * BLOCK_M + right // PARTS
-    left_first = first + left // BLOCK_N * LENGTH
+    left_first = first + row // BLOCK_N * LENGTH
     right_first = first + right % PARTS * LENGTH
     word = tl.arange(0, BLOCK_K // 4)
     k = word // 16 * 64 + word % 16
@@ -94,7 +94,7 @@ def int4_gemm(
     n = tile % COLUMN_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tile // COLUMN_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
     if PARTS > 1:
-        total = tl.where((left // BLOCK_N)[:, None] == (right % PARTS)[None, :], total, 0)
+        total = tl.where((row // BLOCK_N)[:, None] == (right % PARTS)[None, :], total, 0)
         total = tl.sum(tl.reshape(total, (PARTS * BLOCK_N, BLOCK_M, PARTS)), 2)
         total = tl.sum(tl.reshape(total, (PARTS, BLOCK_N, BLOCK_M)), 0)
     if residual is not None:

@@ -120,14 +120,14 @@ def _group_scales(model: ir.Model, ranges: Ranges) -> dict[str, Vector]:
         observed = ranges.get(_operand(node))
         if observed is None:
             continue
-        wanted = observed.astype(np.float64)
+        factors = observed.astype(np.float64)
         if not is_depthwise(node):
             weights = _input_ranges(node, relative=True)
-            ratio = np.divide(wanted, weights, where=weights > 0, out=wanted * 0.0)
-            wanted = np.sqrt(ratio)
-        free = (ids != FIXED) & (wanted > 0) & np.isfinite(wanted)
+            ratio = np.divide(factors, weights, where=weights > 0, out=factors * 0.0)
+            factors = np.sqrt(ratio)
+        free = (ids != FIXED) & (factors > 0) & np.isfinite(factors)
         if free.any():
-            log = np.log(wanted[free])
+            log = np.log(factors[free])
             np.add.at(logs, ids[free], log - log.mean())
             np.add.at(readers, ids[free], 1.0)
     scale = _limited(np.exp(logs / np.maximum(readers, 1.0)), readers > 0)

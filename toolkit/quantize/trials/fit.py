@@ -29,7 +29,7 @@ AUTO_METHODS = (
 )  # fmt: skip
 """The methods that `auto` chooses from."""
 WIDEST = "minmax"
-"""The method that clips nothing seen: `auto` loses no more than it."""
+"""It clips nothing seen; `auto` does not lose clearly more."""
 MIN_CHOOSERS = 8
 CHANCE = 1.25
 """The ratio of two shares of a limit that few samples do not tell apart: 1 dB of an SQNR."""
@@ -215,7 +215,7 @@ class Start:
     spent: tuple[float, float]
 
     def replaces(self, current: "Start", widest: "Start") -> bool:
-        """True if this start is better than `current`, and loses no more than the widest ranges.
+        """True if this start is better than `current`, and loses no more than the widest.
 
         The loss decides where `current` is beyond a limit, else the error.
         """
