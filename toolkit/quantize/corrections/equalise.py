@@ -37,7 +37,6 @@ from toolkit.graph.constant_weights import as_float32, free_name, set_constant
 from toolkit.quantize.corrections.channel_groups import FIXED, ChannelGroups, find_groups
 from toolkit.quantize.corrections.channel_links import (
     Link,
-    Refusal,
     find_links,
     is_depthwise,
     unlinked_depthwise,
@@ -57,14 +56,13 @@ LEAST_SPREAD = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Equalised:
-    """The rescaled copy of the model, and why convolutions hand no channels on.
+    """The rescaled copy of the model.
 
     `factors`: tensor -> its divisors, [channels]; `scale_channels` applies them again.
     """
 
     model: ir.Model
     factors: Mapping[str, Vector]
-    refusals: tuple[Refusal, ...]
 
 
 def link_tensors(model: ir.Model) -> tuple[str, ...]:
@@ -96,16 +94,15 @@ def channel_ranges(
 def equalise(model: ir.Model, observed: Ranges) -> Equalised:
     """Return an equalised copy of the model.
 
-    `observed` holds the ranges of `link_tensors`; links that have none are refused.
+    `observed` holds the ranges of `link_tensors`; links that have none stay as they are.
     """
-    links, refusals = find_links(model.graph)
-    usable, unobserved = _with_ranges(links, observed)
     factors: dict[str, Vector] = {}
-    for link in usable:
-        factors[link.tensor] = _within_clip(link, _range_scale(link, observed), observed)
+    for link in find_links(model.graph)[0]:
+        if _is_usable(link, observed):
+            factors[link.tensor] = _within_clip(link, _range_scale(link, observed), observed)
     factors |= _group_scales(model, observed)
     factors |= _unlinked_scales(model, observed)
-    return Equalised(scale_channels(model, factors), factors, (*refusals, *unobserved))
+    return Equalised(scale_channels(model, factors), factors)
 
 
 def _group_scales(model: ir.Model, ranges: Ranges) -> dict[str, Vector]:
@@ -220,26 +217,13 @@ def _divide_before(graph: ir.Graph, node: ir.Node, scale: Vector) -> None:
     _multiply_inputs(graph, node, scale)
 
 
-def _with_ranges(
-    links: Sequence[Link], ranges: Ranges
-) -> tuple[tuple[Link, ...], tuple[Refusal, ...]]:
-    """The links whose observed ranges suffice, and why the others are refused."""
-    usable, refused = [], []
-    for link in links:
-        name = str(link.producer.name)
-        unobserved = {link.tensor, link.clipped} - {None, *ranges}
-        if unobserved:
-            read = link.tensor if link.tensor in unobserved else link.clipped
-            refused.append(Refusal(name, f"the channels of {read!r} were not observed"))
-        elif link.clipped is None or link.limit is None:
-            usable.append(link)
-        elif (ranges[link.clipped] >= CLIP_HEADROOM * link.limit).all():
-            low = float(ranges[link.clipped].min())
-            reason = f"Clip to {link.limit:g} at {link.clipped!r} cuts off: every channel reaches "
-            refused.append(Refusal(name, f"{reason}{low:.3g} or more, and must stay below"))
-        else:
-            usable.append(link)
-    return tuple(usable), tuple(refused)
+def _is_usable(link: Link, ranges: Ranges) -> bool:
+    """Whether its channels were observed, and a Clip lets some pass."""
+    if {link.tensor, link.clipped} - {None, *ranges}:
+        return False
+    if link.clipped is None or link.limit is None:
+        return True
+    return bool((ranges[link.clipped] < CLIP_HEADROOM * link.limit).any())
 
 
 def _range_scale(link: Link, ranges: Ranges) -> Vector:
