@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,22 @@ def test_events_that_break_off_say_so() -> None:
             with pytest.raises(FleetError, match=f"{url} cannot be reached: .*Connection broken"):
                 next(events)
         thread.join()
+
+
+def test_a_page_in_place_of_an_answer_is_an_error_of_the_fleet(tmp_path: Path) -> None:
+    (tmp_path / "api/v1").mkdir(parents=True)
+    (tmp_path / "api/v1/fleet").write_text("<html>Log in</html>")
+    pages = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), pages) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            with (
+                tandem.fleet.Client(url, "token") as fleet,
+                pytest.raises(FleetError, match=f"{url} answers what is not JSON"),
+            ):
+                fleet.counts()
+        finally:
+            server.shutdown()
+            thread.join()

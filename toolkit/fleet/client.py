@@ -119,7 +119,10 @@ class Client(Closing):
         except urllib3.exceptions.HTTPError as error:
             raise FleetError(f"{self._url} cannot be reached: {error}") from error
         self._check(answer.status, answer.data)
-        return json.loads(answer.data)
+        try:
+            return json.loads(answer.data)
+        except ValueError as error:
+            raise FleetError(f"{self._url} answers what is not JSON: is it a fleet's?") from error
 
     def _check(self, status: int, body: bytes) -> None:
         if status == 200:
