@@ -25,6 +25,7 @@ from device.runtime.exact_products import exact_session
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import IntegerConstant, Network, Operation
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.lower import KernelProgram, lower_segment
@@ -183,7 +184,45 @@ def test_every_tactic_of_a_convolution_has_the_same_bits(
     c = graph.product("Conv", x, (channels, channels, 3, 3), bias="int32", pads=[1, 1, 1, 1])
     total = graph.rounded(graph.add("Relu", graph.add("Add", graph.rounded(c), x)))
     case = graph.case(graph.product("Conv", total, (40, channels, 1, 1)))
-    segment = program(case, GpuTarget(sm, sm_count=8, exhaustive=True))
+    tactics = check_tactics(case, GpuTarget(sm, sm_count=8, exhaustive=True), rng)
+    assert {len(tactic) for tactic in tactics} == {1, 2}  # whole, and in parts
+
+
+@pytest.mark.parametrize("result", ["int8", "float"])
+def test_a_product_of_one_row_needs_no_matrix_units(result: str, rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 72)})
+    y = graph.product("Gemm", graph.rounded("x"), (72, 40), axis=1, bias="int32")
+    case = graph.case(graph.rounded(y) if result == "int8" else y)
+    tactics = check_tactics(case, GpuTarget(87, sm_count=2, exhaustive=True), rng)
+    columns = {
+        dict(launch.spec.constants)["BLOCK_N"]
+        for (launch, *_) in tactics
+        if launch.spec.kernel == "matrix_vector"
+    }
+    assert min(columns) == 4
+
+
+@pytest.mark.parametrize(("sm_count", "channels"), [(3, 64), (4, 32)])
+def test_narrow_groups_are_joined_in_more_blocks_where_sms_would_be_idle(
+    sm_count: int, channels: int, rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (1, 192, 4, 4)})
+    x = graph.rounded("x")
+    y = graph.product("Conv", x, (192, 16, 3, 3), bias="int32", group=12, pads=[1, 1, 1, 1])
+    segment = check(graph.case(graph.rounded(y)), GpuTarget(90, sm_count))
+    (joined,) = {
+        constants["CHANNELS"]
+        for call in segment.launches
+        if (constants := dict(call.spec.constants)).get("DIAGONAL")
+    }
+    assert joined == channels
+
+
+def check_tactics(
+    case: Case, gpu: GpuTarget, rng: np.random.Generator
+) -> list[tuple[KernelLaunch, ...]]:
+    """Each tactic of an operation with several gives the reference's bits; return them."""
+    segment = program(case, gpu)
     feeds = {"x": rng.normal(size=case.inputs["x"]).astype(np.float32)}
     ((name, truth),) = int8_reference.run(case.model(), feeds).items()
     tactics = [
@@ -192,13 +231,13 @@ def test_every_tactic_of_a_convolution_has_the_same_bits(
         for tactic in op.tactics
         if len(op.tactics) > 1
     ]
-    assert {len(tactic) for _, tactic in tactics} == {1, 2}  # whole, and in parts
     for at, tactic in tactics:
         assert all(call.spec.exact for call in tactic)
         ops = [*segment.ops]
         ops[at] = replace(ops[at], tactics=(tactic,))
         outputs = gpu_interpreter.run(replace(segment, ops=tuple(ops)), feeds)
         np.testing.assert_array_equal(outputs[name], truth, strict=True)
+    return [tactic for _, tactic in tactics]
 
 
 POOLS = {

@@ -24,11 +24,13 @@ from toolkit.gpu.ir.gemm import (
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.ir.windows import read_window
 from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.shapes.sizes import ceil_div, opt
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.dtypes import FLOAT8
 from toolkit.graph.window import Window
 
 _JOINED_BYTES = 64  # of the channels of a block of narrow groups
+_WGMMA_ROWS = 64  # the fewest of a block
 _MAX_ROW_CHANNELS = 64  # of pixels whose rows of taps are one tap
 
 
@@ -100,10 +102,14 @@ def _joined_groups(conv: Conv2d, gpu: GpuTarget) -> Conv2d:
     """Return a convolution of narrow groups with as many of them in a block as fill a tile.
 
     The zeros between them cost products of tensor cores, which wait for operands otherwise: 64
-    bytes are read at once where a group alone has 8 to 32.
+    bytes are read at once where a group alone has 8 to 32. INT8 reads 32 where SMs would be idle.
     """
     filters, channels = conv.weights.shape[:2]
     width = _JOINED_BYTES // conv.left.view.item_bytes
+    batch, _, height, columns = conv.y.shape
+    blocks = ceil_div(opt(batch) * opt(height) * opt(columns), _WGMMA_ROWS) * (filters // width)
+    if conv.left.view.item_bytes == 1 and blocks < gpu.sm_count:
+        width //= 2
     square = filters == conv.left.groups * channels and width % channels == 0
     if not (gpu.has_matrix_units and square and channels < width < 2 * filters):
         return conv

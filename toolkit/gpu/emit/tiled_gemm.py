@@ -29,6 +29,7 @@ from toolkit.plugins import Constant
 # A tile of a power of two columns and a rest, for NCHW results: 128 pixels of FP32 are 512 bytes.
 _NCHW_ROWS, _NCHW_WARPS = 128, 4
 _MIN_COLUMNS, _MAX_COLUMNS = 16, 64
+_CONVERTED_BYTES = 4  # at once, as `toolkit.gpu.kernels.int8` does
 
 
 def add_gemm(ctx: LoweringContext, nodes: tuple[str, ...], problem: GemmProblem) -> None:
@@ -39,16 +40,22 @@ def add_gemm(ctx: LoweringContext, nodes: tuple[str, ...], problem: GemmProblem)
 def _tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
     split_k = split_k_refusal(problem) is None
     dense = split_k and isinstance(problem.left, DenseLoader)
-    vector = dense and not _reads_or_writes_bytes(problem)
-    tiles = gemm_tiles(problem.shape, ctx.gpu, split_k=split_k, resident=dense, vector=vector)
+    columns = _vector_columns(problem) if dense else None
+    tiles = gemm_tiles(
+        problem.shape, ctx.gpu, split_k=split_k, resident=dense, vector_columns=columns
+    )
     if problem.layout == "nchw" and ctx.gpu.has_wgmma:
         tiles = (*_two_width_tiles(problem.shape.columns, tiles[0]), *tiles)
     return tuple(_tactic(ctx, problem, tile) for tile in tiles)
 
 
-def _reads_or_writes_bytes(problem: GemmProblem) -> bool:
-    """Whether an operand or the result is INT8 or FP8: not all `matrix_vector` compile (3.9)."""
-    return not {"int8", FLOAT8}.isdisjoint((problem.left.view.dtype, problem.y.dtype))
+def _vector_columns(problem: GemmProblem) -> int | None:
+    """Return the fewest columns of a tile of one row: bytes are converted by fours; None: FP8."""
+    views = (problem.left.view, problem.y, problem.residual)
+    dtypes = {view.dtype for view in views if view is not None}
+    if FLOAT8 in dtypes:
+        return None
+    return _CONVERTED_BYTES if "int8" in dtypes else 1
 
 
 def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:

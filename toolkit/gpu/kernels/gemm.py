@@ -215,7 +215,8 @@ def matrix_vector(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     residual = load_residual(residual, row, n, 1, COLUMNS, COLUMNS)
-    products = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    WIDE: tl.constexpr = tl.int32 if b.dtype.element_ty == tl.int8 else tl.float32
+    products = tl.zeros((BLOCK_N, BLOCK_K), WIDE)
     for start in tl.static_range(0, DEPTH, BLOCK_K):
         inside = start + k < DEPTH
         a_row = tl.load(a + start + k, mask=inside, other=0)
@@ -223,7 +224,7 @@ def matrix_vector(
             b + n[:, None] * B_PITCH + (start + k)[None, :],
             mask=(n < COLUMNS)[:, None] & inside[None, :], other=0,
         )  # fmt: skip
-        products += a_row.to(tl.float32)[None, :] * b_tile.to(tl.float32)
+        products += a_row.to(WIDE)[None, :] * b_tile.to(WIDE)
     total = tl.sum(products, 1)[None, :]
     store_with_epilogue(
         total, bias, scale, residual, y, row, n, 1, COLUMNS, COLUMNS, EPILOGUE, scalars

@@ -135,12 +135,12 @@ def gemm_tiles(
     *,
     split_k: bool = False,
     resident: bool = False,
-    vector: bool = False,
+    vector_columns: int | None = None,
 ) -> tuple[Tile, ...]:
     """Return the best tiles by estimate, the best first.
 
     `split_k`: with those that split K; `resident`: with those that keep the right operand;
-    `vector`: with those of a product of one row.
+    `vector_columns`: with those of a product of one row, of so many columns or more.
     """
 
     def ranked(tiles: list[Tile]) -> list[Tile]:
@@ -154,7 +154,7 @@ def gemm_tiles(
     resident_tiles = (
         ranked(_resident_tiles(shape, gpu)) if resident and gpu.has_matrix_units else []
     )
-    vectors = ranked(_vector_tiles(shape)) if vector else []
+    vectors = [] if vector_columns is None else ranked(_vector_tiles(shape, vector_columns))
     if gpu.exhaustive:
         return tuple(ranked(unsplit + ranked(split) + resident_tiles + vectors))
     count = _MAX_TACTICS if gpu.has_matrix_units else 1
@@ -163,7 +163,7 @@ def gemm_tiles(
     return tuple(ranked(best + vectors[:_MAX_VECTOR_TACTICS]))
 
 
-def _vector_tiles(shape: GemmShape) -> list[Tile]:
+def _vector_tiles(shape: GemmShape, fewest_columns: int) -> list[Tile]:
     """Return the tiles of a product of one row; none of another one."""
     depth = min(_MAX_VECTOR_STEP, power_of_two(shape.depth))
     if not fixed(shape.rows) or shape.rows != 1 or shape.depth > _MAX_VECTOR_STEPS * depth:
@@ -172,7 +172,8 @@ def _vector_tiles(shape: GemmShape) -> list[Tile]:
     return [
         Tile(1, columns, depth, 4, 1)
         for columns in _VECTOR_COLUMNS
-        if min(least, shape.columns * depth) <= columns * depth <= most
+        if columns >= fewest_columns
+        and min(least, shape.columns * depth) <= columns * depth <= most
     ]
 
 
@@ -355,9 +356,9 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
 
 
 def _small_tiles_help(shape: GemmShape, columns: int, gpu: GpuTarget) -> bool:
-    """Whether tiles of fewer than 64 rows may help: for floats, where SMs would be idle."""
+    """Whether tiles of fewer than 64 rows may help: where SMs would be idle, but for FP8."""
     idle = _blocks(shape, 64, columns) < gpu.sm_count
-    return not gpu.has_matrix_units or (shape.item_bytes > 1 and idle)
+    return not gpu.has_matrix_units or (idle and not shape.float8)
 
 
 def _tile(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarget) -> Tile:
