@@ -32,6 +32,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.quantize.corrections import corrections
 from toolkit.quantize.corrections.channel_links import unlinked_depthwise
 from toolkit.quantize.corrections.corrections import (
     CHANCE,
@@ -115,30 +116,8 @@ def test_steps_are_tried_by_default_where_a_search_runs(
     assert [outcome.requested for outcome in result.corrections] == options
 
 
-@pytest.mark.parametrize(
-    ("activation", "options", "loss", "factors", "reason"),
-    [
-        ("Relu", "auto", 0.0, (1.0, 1.0, 1.0), "-"),
-        ("Relu", "auto", -0.2, (0.9, 0.9, 0.9), ""),
-        ("Relu", "auto", -0.2, (0.3, 1.1, 1.1), CHANCE),
-        ("Relu", "on", 3.0, (2.0, 2.0, 2.0), ""),
-        ("HardSwish", "auto", -1.9, (0.5, 0.5, 0.5), ""),
-        ("HardSwish", "auto", -2.1, (0.5, 0.5, 0.5), ""),
-    ],
-)
-def test_equalisation_is_applied_by_its_effect_or_as_requested(
-    tmp_path: Path,
-    rng: np.random.Generator,
-    activation: str,
-    options: Switch,
-    loss: float,
-    factors: tuple[float, ...],
-    reason: str,
-) -> None:
-    """A double of the equalised fit has the errors of the plain one, by factors."""
-    graph = prepared(depthwise_net(tmp_path / "m.onnx", rng, activation))
-    same = noise(rng, 1) * 3
-    plain = fitted(graph, noise(rng, 2), same)
+def refit_by(plain: Fit, factors: tuple[float, ...], loss: float) -> Callable[..., Fit]:
+    """Doubles of equalised fits: they have the errors of the plain one, by factors."""
 
     def errors(ranges: Assignment, samples: SampleSelection) -> np.ndarray:
         return plain.noise.errors(ranges, samples) * factors
@@ -150,17 +129,75 @@ def test_equalisation_is_applied_by_its_effect_or_as_requested(
         )
         return replace(plain, graph=changed, noise=double)
 
+    return refit
+
+
+@pytest.mark.parametrize(
+    ("activation", "options", "loss", "factors", "applied"),
+    [
+        ("Relu", "auto", 0.2, (1.1, 1.1, 1.1), ""),
+        ("Relu", "auto", -0.2, (0.9, 0.9, 0.9), ""),
+        ("Relu", "auto", -1.2, (0.7, 0.7, 0.7), "weights"),
+        ("Relu", "auto", 0.2, (0.6, 1.1, 1.2), "weights"),
+        ("Relu", "auto", -0.2, (math.inf, 0.9, 0.9), ""),
+        ("Relu", "on", 3.0, (2.0, 2.0, 2.0), "weights"),
+        ("HardSwish", "auto", -1.9, (0.5, 0.5, 0.5), "weights"),
+        ("HardSwish", "auto", -2.1, (0.3, 1.1, 1.1), "weights"),
+        ("HardSwish", "auto", -2.1, (0.5, 0.5, 0.5), "weights and a Mul"),
+    ],
+)
+def test_equalisation_by_weights_may_not_lose_and_by_a_mul_has_to_gain(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    activation: str,
+    options: Switch,
+    loss: float,
+    factors: tuple[float, ...],
+    applied: str,
+) -> None:
+    graph = prepared(depthwise_net(tmp_path / "m.onnx", rng, activation))
+    plain = fitted(graph, noise(rng, 2), noise(rng, 1) * 3)
+    refit = refit_by(plain, factors, loss)
     result, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, options)
-    applied = not reason
-    assert (outcome.applied, bool(rows), result is not plain) == (applied, applied, applied)
-    # A Mul before a layer has to gain more than a change of weights.
+    assert (outcome.applied, bool(rows), result is not plain) == (bool(applied),) * 3
     added = rows.keys() & unlinked_depthwise(graph.graph).keys()
-    assert bool(added) == (activation == "HardSwish" and loss < -2.0)
+    assert bool(added) == ("Mul" in applied)
     assert outcome.by_mul == len(added)
-    assert (f"rescaled, {len(added)} by a Mul" in correction_text(outcome)) == bool(added)
-    assert outcome.reason == reason.strip("-")
+    text = correction_text(outcome)
+    assert (f"rescaled, {len(added)} by a Mul" in text) == bool(added)
+    assert ("kept, as a loss may be chance" in text) == (bool(applied) and 0 < loss < 3)
+    assert ("kept as asked, though it brings nothing" in text) == (options == "on")
     assert outcome.worst is not None
     assert outcome.worst.gain == pytest.approx(-loss)
+
+
+def test_a_mul_whose_gain_may_be_chance_is_left_out(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = prepared(depthwise_net(tmp_path / "m.onnx", rng))
+    plain = fitted(graph, noise(rng, 2), noise(rng, 1) * 3)
+    by_mul = dict.fromkeys(calibrated_tensors(graph))
+    monkeypatch.setattr(corrections, "unlinked_depthwise", lambda graph: by_mul)
+    refit = refit_by(plain, (0.3, 1.1, 1.1), -2.1)
+    _, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, "auto")
+    assert (rows, outcome.reason) == ({}, CHANCE)
+
+
+def test_nodes_in_float_are_searched_only_if_equalisation_does_not_help_without(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    graph = prepared(depthwise_net(tmp_path / "m.onnx", rng))
+    plain = fitted(graph, noise(rng, 2), noise(rng, 1) * 3)
+    searches: list[str] = []
+
+    def search() -> frozenset[str]:
+        searches.append("nodes")
+        return frozenset()
+
+    for factor in (0.7, 1.1):
+        refit = refit_by(plain, (factor,) * 3, 0.0)
+        outcome = try_equalisation(plain, noise(rng, 2), refit, "auto", search)[2]
+        assert (outcome.applied, searches) == (factor < 1, [] if factor < 1 else ["nodes"])
 
 
 @pytest.mark.parametrize("why_not", ["", "it is forbidden"])

@@ -2,8 +2,10 @@
 
 Both change weights, and both can do harm: equalisation where a Clip clips other samples, bias
 correction where a mean over all positions hides rare ones. So each is judged by the SQNR of the
-worst output against the original float model, on samples that were not used to make it. What
-equalisation gains there has to be more than chance, as for ranges (`calibration.auto`).
+worst output against the original float model, on samples that were not used to make it.
+Equalisation by weights alone computes the same in float and costs no time: it is left out only if
+its gain is too small by more than chance, as for ranges (`calibration.auto`). With nodes that gain
+has to be more than chance.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +23,7 @@ from calibration.trials import ALL, significantly_less
 from toolkit.quantize.corrections.adjust import adjust, short_changes, short_factors
 from toolkit.quantize.corrections.bias import Run, correct_biases
 from toolkit.quantize.corrections.channel_links import unlinked_depthwise
-from toolkit.quantize.corrections.effect import MIN_GAIN, Effect, effects_between, worst_of
+from toolkit.quantize.corrections.effect import Effect, effects_between, worst_of
 from toolkit.quantize.corrections.equalise import channel_ranges, equalise, link_tensors
 from toolkit.quantize.corrections.rounding import Int8, apply_steps, round_weights, weights_of
 from toolkit.quantize.observe import ActivationRunner
@@ -38,6 +40,8 @@ CORRECTION = "bias correction"
 ROUNDING = "learnt rounding"
 MIN_GAIN_OF_NODES = 2.0
 """In dB of SQNR; equalisation that adds nodes to the graph is not kept for less."""
+WORTH = 1.25
+"""The ratio of errors, 1 dB, that weights are equalised for; few samples may not show it."""
 MIN_GAIN_OF_ROUNDING = 1.0
 """In dB of SQNR: with activations in INT8 too, a smaller gain is lost on other samples."""
 CHANCE = "the gain may be chance: it differs too much from sample to sample"
@@ -75,11 +79,13 @@ def try_equalisation(
     samples: Iterable[Sample],
     refit: Callable[[ir.Model, Rows], Fit],
     requested: Switch,
+    float_nodes: Callable[[], frozenset[str]] = lambda: NO_NODES,
 ) -> tuple[Fit, Rows, CorrectionOutcome]:
-    """Equalise by the channel ranges of `samples`, calibrate again, and keep it if it helps.
+    """Equalise by the channel ranges of `samples`, calibrate again, and keep it unless it harms.
 
     Without the nodes that it adds, if it does not help with them. `refit` observes and fits the
-    changed graph as `plain` was. Returns the better fit, its factors by tensor, and the outcome.
+    changed graph as `plain` was. `float_nodes`: of the plain graph, beside which it is compared if
+    it does not help all in INT8. Returns the better fit, its factors by tensor, and the outcome.
     """
     name = EQUALISATION
     tensors = link_tensors(plain.graph)
@@ -95,44 +101,36 @@ def try_equalisation(
             CorrectionOutcome(name, requested, False, reason="all channels have one range already"),
         )
     by_weights = rows.keys() - unlinked_depthwise(plain.graph.graph).keys()
-    by_mul = len(rows) - len(by_weights)
-    result = _equalised(plain, rows, refit, requested, by_mul)
-    if not result[2].applied and 0 < len(by_weights) < len(rows):
-        weight_rows = {tensor: row for tensor, row in rows.items() if tensor in by_weights}
-        result = _equalised(plain, weight_rows, refit, requested, 0)
-    return result
-
-
-def _equalised(
-    plain: Fit,
-    rows: Rows,
-    refit: Callable[[ir.Model, Rows], Fit],
-    requested: Switch,
-    by_mul: int,
-) -> tuple[Fit, Rows, CorrectionOutcome]:
-    """`try_equalisation` by given factors, `by_mul` of which add a Mul and have to gain more."""
-    changed = refit(adjust(plain.graph, Adjustments(equalised=dict(rows))), rows)
-    outcome = CorrectionOutcome(EQUALISATION, requested, False, len(rows), by_mul=by_mul)
-    # Nodes in floating point hide what it mends in them, and nodes in INT8 hide the rest.
-    for nodes in dict.fromkeys((NO_NODES, plain.noise.always_float)):
-        outcome = _compared(outcome, with_float(plain, nodes), with_float(changed, nodes))
+    weight_rows = {tensor: row for tensor, row in rows.items() if tensor in by_weights}
+    for factors in (rows, weight_rows) if 0 < len(by_weights) < len(rows) else (rows,):
+        changed = refit(adjust(plain.graph, Adjustments(equalised=dict(factors))), factors)
+        by_mul = len(factors.keys() - by_weights)
+        outcome = CorrectionOutcome(name, requested, False, len(factors), by_mul=by_mul)
+        # Nodes in floating point hide what it mends in them, and nodes in INT8 hide the rest.
+        outcome = _compared(outcome, plain, changed)
+        if not outcome.applied and (nodes := float_nodes()):
+            outcome = _compared(outcome, with_float(plain, nodes), with_float(changed, nodes))
         if outcome.applied:
-            return changed, rows, outcome
+            return changed, factors, outcome
     return plain, {}, outcome
 
 
 def _compared(outcome: CorrectionOutcome, plain: Fit, changed: Fit) -> CorrectionOutcome:
     effects = effects_between(_mean_sqnr_db(plain), _mean_sqnr_db(changed))
-    least = MIN_GAIN_OF_NODES if outcome.by_mul else MIN_GAIN
-    requested = outcome.requested
-    helps = requested == "on" or worst_of(effects).helps(least)
     errors, reference = (
         np.array([one.noise.errors(ranges, ALL) for ranges in _ranges(one)])
         for one in (changed, plain)
     )
-    chance = helps and requested == "auto" and not less_error(errors, reference)
-    reason = CHANCE if chance else ""
-    return replace(outcome, applied=helps and not chance, effects=effects, reason=reason)
+    reason = ""
+    if outcome.requested == "on":
+        applied = True
+    elif not outcome.by_mul:
+        applied = bool(np.isfinite(errors).all()) and not less_error(reference / WORTH, errors)
+    else:
+        applied = worst_of(effects).helps(MIN_GAIN_OF_NODES)
+        if applied and not less_error(errors, reference):
+            applied, reason = False, CHANCE
+    return replace(outcome, applied=applied, effects=effects, reason=reason)
 
 
 def _mean_sqnr_db(fitted: Fit) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 1 observe   every activation, in two halves     calibration.calibrate
 2 fit       histograms -> amax, by each method  toolkit.quantize.trials.fit
-3 keep      nodes that stay in floating point   toolkit.quantize.trials.keep (optional)
-4 equalise  rescaled weights, observed again    toolkit.quantize.corrections (optional)
+3 equalise  rescaled weights, observed again    toolkit.quantize.corrections (optional)
+4 keep      nodes that stay in floating point   toolkit.quantize.trials.keep (optional)
 5 choose    `auto`: trials tensor by tensor     calibration.auto (optional)
 6 round     weights for the sums they enter     toolkit.quantize.corrections (optional)
             nodes for an accuracy budget        toolkit.quantize.trials.budget (optional)

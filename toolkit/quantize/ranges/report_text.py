@@ -163,7 +163,8 @@ def correction_text(outcome: CorrectionOutcome) -> str:
     figures = f"{worst.before:.1f} -> {worst.after:.1f} dB at the worst output"
     verdict = "kept" if outcome.applied else "left out"
     if outcome.applied and not worst.helps():
-        verdict = "kept as asked, though it brings nothing"
+        asked = outcome.requested == "on"
+        verdict += " as asked, though it brings nothing" if asked else ", as a loss may be chance"
     because = f"; {outcome.reason}" if outcome.reason else ""
     changes = f"{outcome.changed} {_CHANGES[outcome.name]}"
     changes += f", {outcome.by_mul} by a Mul" if outcome.by_mul else ""

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -55,6 +55,7 @@ from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_
 from toolkit.quantize.trials.effort import affordable_samples
 from toolkit.quantize.trials.fit import (
     AUTO_METHODS,
+    WIDEST,
     FinalFit,
     Fit,
     Halves,
@@ -172,17 +173,16 @@ class Chosen:
 
 
 def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
-    """Steps 3 to 7: nodes in floating point, weights and ranges.
+    """Steps 3 to 7: weights, nodes in floating point and ranges.
 
-    The nodes come first: beside one that ruins an output, nothing else can be measured. Equalised
-    weights have nodes of their own, which may be none.
+    The nodes come before ranges: beside one that ruins an output, nothing else can be measured.
+    Those of the plain graph are searched only if it is not equalised, or this has to be compared
+    beside them.
     """
     options = job.options
-    plain, plain_nodes = _with_nodes(job, plain)
-    fitted, factors, equalisation = _equalise(job, judges, plain)
-    for_targets = plain_nodes
-    if factors and plain_nodes is not None:
-        fitted, for_targets = _with_nodes(job, fitted)
+    plain_with_nodes = cache(lambda: _with_nodes(job, plain))
+    fitted, factors, equalisation = _equalise(job, judges, plain, plain_with_nodes)
+    fitted, for_targets = _with_nodes(job, fitted) if factors else plain_with_nodes()
     learning = job.data.first(CORRECTION_SAMPLES) if job.corrects or job.rounds else ()
     fitted = _choose(job, fitted, learning)
     fitted, rounded, rounding = _round(job, fitted, learning)
@@ -201,12 +201,12 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
     steps = (equalisation, rounding, correction)
     corrections = tuple(report for report in steps if report is not None)
     if job.chooses and budget is None and fitted.trial.tensors:
-        widest = widest_fit(plain)
-        widest_final = final_fit(widest, plain.noise.always_float)
-        beside = widest_final.noise.with_float(nodes)
+        ranges = trial_ranges(plain.trial, with_operands(plain.graph, plain.candidates[WIDEST]))
         spent = spent_shares(fitted, final.noise, final.ranges)
-        if not loses_no_more(spent, spent_shares(widest, beside, widest_final.ranges)):
-            fitted, final, for_targets = widest, widest_final, plain_nodes
+        if not loses_no_more(spent, spent_shares(plain, plain.noise.with_float(nodes), ranges)):
+            fitted, for_targets = plain_with_nodes()
+            fitted = widest_fit(fitted)
+            final = final_fit(fitted, fitted.noise.always_float)
             factors, rounded = _NO_ROWS, {}
             corrections = tuple(
                 replace(report, applied=False, reason=WORSE) for report in corrections
@@ -215,7 +215,7 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
 
 
 def _with_nodes(job: Job, fitted: Fit) -> tuple[Fit, FloatNodes | None]:
-    """Step 3, for the widest ranges, where the best single method needs nodes."""
+    """Step 4, for the widest ranges, where the best single method needs nodes."""
     options, for_targets = job.options, None
     all_int8 = with_float(fitted, frozenset())
     if options.keeps and needs_nodes(all_int8, options.keep_float):
@@ -298,7 +298,6 @@ def fit_ranges(
     run: Run,
     *,
     exact: Sequence[Outputs] | None = None,
-    always_float: frozenset[str] = frozenset(),
 ) -> Fit:
     """Step 2; held-out samples are observed here, by the runner of the first pass."""
     nodes = {str(node.name) for node in graph.graph} if job.options.on_gpu else frozenset[str]()
@@ -312,7 +311,6 @@ def fit_ranges(
             judges.validation,
             exact=exact,
             operands=operands,
-            always_float=always_float,
             on_progress=on_progress,
         )
     held_out_data = memory_dataset([judges.validation[number] for number in judges.held_out])
@@ -327,15 +325,17 @@ def fit_ranges(
         exact=exact,
         halves=halves,
         operands=operands,
-        always_float=always_float,
         on_progress=on_progress,
     )
 
 
 def _equalise(
-    job: Job, judges: ValidationSet, plain: Fit
+    job: Job,
+    judges: ValidationSet,
+    plain: Fit,
+    with_nodes: Callable[[], tuple[Fit, FloatNodes | None]],
 ) -> tuple[Fit, Rows, CorrectionOutcome | None]:
-    """Step 4: the better fit, its factors by tensor, and the outcome."""
+    """Step 3: the better fit, its factors by tensor, and the outcome."""
     switch = job.options.switch(job.options.equalise)
     if switch == "off":
         return plain, _NO_ROWS, None
@@ -348,12 +348,12 @@ def _equalise(
         changed_job = replace(job, tensors=calibrated_tensors(changed))
         run = shared_runner(changed, changed_job.tensors)
         observation = observe(changed_job, changed, run, checkpoint)
-        exact, always_float = plain.noise.exact, plain.noise.always_float
-        return fit_ranges(
-            changed_job, judges, changed, observation, run, exact=exact, always_float=always_float
-        )
+        return fit_ranges(changed_job, judges, changed, observation, run, exact=plain.noise.exact)
 
-    return try_equalisation(plain, job.data, refit, switch)
+    def float_nodes() -> frozenset[str]:
+        return with_nodes()[0].noise.always_float
+
+    return try_equalisation(plain, job.data, refit, switch, float_nodes)
 
 
 def _choose(job: Job, fitted: Fit, learning: Sequence[Sample]) -> Fit:

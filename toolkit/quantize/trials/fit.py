@@ -108,19 +108,18 @@ def fit(
     exact: Sequence[Outputs] | None = None,
     halves: Halves | None = None,
     operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-    always_float: frozenset[str] = NO_NODES,
     on_progress: Progress = lambda done, total: None,
 ) -> Fit:
     """Try each method on all tensors, and choose the one whose worst output is best.
 
     `exact`: the float outputs to compare with, None: those of `graph`. `halves`: the parts of
     `observation`, None: samples are judged with ranges measured on them too. `operands`: as in
-    `toolkit.quantize.quantize.quantize`. `always_float`: as of `OutputNoise`.
+    `toolkit.quantize.quantize.quantize`.
     """
     candidates = _candidates(graph, observation.histograms, methods)
     trial = TrialModel(graph, operands=operands)
     as_judged = None if halves is None else _as_judged(graph, candidates, halves)
-    noise = OutputNoise(trial, validation, exact, as_judged, always_float)
+    noise = OutputNoise(trial, validation, exact, as_judged)
     observation = replace(observation, histograms=_filled(observation.histograms))
     unjudged = Fit(graph, observation, candidates, trial, noise, methods[0], {}, {}, halves)
     return best_method(unjudged, on_progress)
