@@ -101,8 +101,8 @@ def _row_is_one_tap(window: Window, pitch: int, channels: int) -> bool:
 def _joined_groups(conv: Conv2d, gpu: GpuTarget) -> Conv2d:
     """Return a convolution of narrow groups with as many of them in a block as fill a tile.
 
-    The zeros between them cost products of tensor cores, which wait for operands otherwise: 64
-    bytes are read at once where a group alone has 8 to 32. INT8 reads 32 where SMs would be idle.
+    The zeros cost products of tensor cores, which wait for operands otherwise: 64 bytes are read
+    at once where a group alone has 8 to 32. INT8 reads 32 where SMs would be idle.
     """
     filters, channels = conv.weights.shape[:2]
     width = _JOINED_BYTES // conv.left.view.item_bytes

@@ -50,7 +50,7 @@ def _tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
 
 
 def _vector_columns(problem: GemmProblem) -> int | None:
-    """Return the fewest columns of a tile of one row: bytes are converted by fours; None: FP8."""
+    """Return the fewest columns of a tile of one row; None: there is none of FP8."""
     views = (problem.left.view, problem.y, problem.residual)
     dtypes = {view.dtype for view in views if view is not None}
     if FLOAT8 in dtypes:

@@ -27,7 +27,7 @@ others have no scale. LOADER:
     so each phase is a convolution of its own. DILATION is -1: the operator's lies in the weights.
 
 Weights are [phase, group, filter, tap, channel], so k is contiguous, as the tensor cores of sm_90
-read INT8. Products are the fastest with k contiguous in both operands.
+read INT8, and as all are the fastest.
 
 With TAIL_N a block has BLOCK_N + TAIL_N columns: 80 are 64 and 16, for tiles are powers of two.
 

@@ -15,15 +15,15 @@ _MIN_DEPTH = {1: 32, 2: 16, 4: 16}  # of a main loop step, by bytes of an operan
 _MAX_ROW_BYTES = 128
 _MAX_ROW_BYTES_IN_REGISTERS = 64
 _MIN_WIDE_COLUMNS = 128  # of tiles that take a whole line with mma.sync
-_MAX_WIDE_INT8_ROWS = 64  # of those with 128 accumulators: more spill at a depth of 128
-# INT8 under one tap: two taps a step took 15.5 us, one 14.4 (ResNet-50, layer 1, batch 32).
+_MAX_WIDE_INT8_ROWS = 64  # with 128 accumulators: more spill at a depth of 128
+# INT8 under one tap: two taps a step took 15.5 us, one 14.4.
 _HALF_CACHE_LINE_BYTES = 64
 _MEMORY_BOUND_ELEMENTS = 1024  # of a memory-bound block
 # Rows, columns and warps where a program keeps the right operand for several blocks of rows, whose
 # depth is little: the operand then fits an SM beside the rows that are on their way.
 _RESIDENT_SHAPES = ((64, 64, 4), (64, 128, 4), (128, 64, 4), (64, 256, 8))
 _MAX_RESIDENT_DEPTH = 160
-# With mma.sync, 25088 x 256 by 64 in FP16: 52 us in 64 x 256, 37 in 64 x 128; with residual 66, 48.
+# With mma.sync 25088 x 256 by 64 takes 52 us in 64 x 256, 37 in 64 x 128.
 _MAX_RESIDENT_COLUMNS_MMA_SYNC = 128
 _RESIDENT_STAGES = 2
 _MAX_TACTICS = 4  # tiles that an engine carries for a product
@@ -65,13 +65,11 @@ _MAX_INT8_COLUMNS = 128
 _MAX_ACCUMULATORS_WITH_OPERANDS = 64  # where operands go through registers too, but for mma.sync
 _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in registers, too
 
-# The estimate, in cycles of one SM. The figures were fitted to 1373 times of the products of
-# ResNet-50 at batch 1 to 128, FP16 and INT8, up to 13 tiles each, on one H200 at 1.98 GHz. Those of
-# a lone block, requantization, the L2 cache and split-K were fitted again, to 749 times of its 3x3
-# convolutions, its strided 1x1 ones, and its deep layers at batch 1 and 8 with split-K: the tile
-# ranked first takes 2.5 % longer than the fastest on average, 15 % at most, and the best of the
-# first four 0.3 % and 10 %. Memory bandwidth is that of the target; profiles have no figure for the
-# L2 cache, so all GPUs are ranked with the H200's.
+# The estimate, in cycles of one SM, was fitted to 1373 times of the products of ResNet-50 at batch 1
+# to 128, FP16 and INT8, on one H200 at 1.98 GHz. The figures of a lone block, requantization, the L2
+# cache and split-K were fitted again, to 749 times: the tile ranked first takes 2.5 % longer than the
+# fastest on average, 15 % at most. Profiles have no figure for the L2 cache, so all GPUs are ranked
+# with the H200's.
 _PROLOGUE_CYCLES = 1700  # of a lone block
 _STEP_CYCLES = 245  # latency of a main loop step of a lone block
 _COPY_CYCLES = 21  # more for each copy that a thread starts in it
@@ -87,8 +85,8 @@ _REQUANTIZE_CYCLES = 0.08  # of one INT8 result
 _MEMORY_EFFICIENCY = 0.789525  # of the peak bandwidth: 14.5 of 18.4 bytes a cycle on an H200
 _MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
 # With mma.sync, FP16 and INT8, in place of those above: fitted to times of kernels compiled for
-# sm_80 on 14 SMs of an H200, batch 8: 138 FP16 products of six networks, where the tile ranked
-# first is within 5 % of the fastest for 85 %; for 80 % of 78 others of four other networks.
+# sm_80 on 14 SMs of an H200, 138 FP16 products of six networks: the tile ranked first is within 5 %
+# of the fastest for 85 %; for 80 % of 78 others.
 _SHARED_BYTES_PER_CYCLE = 112  # that the warps of an SM read, each its own rows and columns
 _HIDDEN_BLOCK_CYCLES_MMA_SYNC = 450
 _RESIDENT_BLOCK_CYCLES_MMA_SYNC = 100

@@ -3,9 +3,8 @@
 Both change weights, and both can do harm: equalisation where a Clip clips other samples, bias
 correction where a mean over all positions hides rare ones. So each is judged by the SQNR of the
 worst output against the original float model, on samples that were not used to make it.
-Equalisation by weights alone computes the same in float and costs no time: it is left out only if
-its gain is too small by more than chance, as for ranges (`calibration.auto`). With nodes that gain
-has to be more than chance.
+Equalisation by weights alone costs no time: it is left out only if its gain is too small by more
+than chance, as for ranges (`calibration.auto`). With nodes the gain has to be more than chance.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +40,7 @@ ROUNDING = "learnt rounding"
 MIN_GAIN_OF_NODES = 2.0
 """In dB of SQNR; equalisation that adds nodes to the graph is not kept for less."""
 WORTH = 1.25
-"""The ratio of errors, 1 dB, that weights are equalised for; few samples may not show it."""
+"""The ratio of errors, 1 dB, that equalised weights may fail to show on few samples."""
 MIN_GAIN_OF_ROUNDING = 1.0
 """In dB of SQNR: with activations in INT8 too, a smaller gain is lost on other samples."""
 CHANCE = "the gain may be chance: it differs too much from sample to sample"
@@ -84,8 +83,8 @@ def try_equalisation(
     """Equalise by the channel ranges of `samples`, calibrate again, and keep it unless it harms.
 
     Without the nodes that it adds, if it does not help with them. `refit` observes and fits the
-    changed graph as `plain` was. `float_nodes`: of the plain graph, beside which it is compared if
-    it does not help all in INT8. Returns the better fit, its factors by tensor, and the outcome.
+    changed graph as `plain` was. `float_nodes`: of the plain graph, beside which both are compared
+    if it does not help in INT8. Returns the better fit, its factors by tensor, and the outcome.
     """
     name = EQUALISATION
     tensors = link_tensors(plain.graph)

@@ -176,8 +176,7 @@ def choose_all(job: Job, judges: ValidationSet, plain: Fit) -> Chosen:
     """Steps 3 to 7: weights, nodes in floating point and ranges.
 
     The nodes come before ranges: beside one that ruins an output, nothing else can be measured.
-    Those of the plain graph are searched only if it is not equalised, or this has to be compared
-    beside them.
+    Those of the plain graph are searched only if they are asked for.
     """
     options = job.options
     plain_with_nodes = cache(lambda: _with_nodes(job, plain))
