@@ -65,11 +65,11 @@ _MAX_INT8_COLUMNS = 128
 _MAX_ACCUMULATORS_WITH_OPERANDS = 64  # where operands go through registers too, but for mma.sync
 _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in registers, too
 
-# The estimate, in cycles of one SM, was fitted to 1373 times of the products of ResNet-50 at batch 1
-# to 128, FP16 and INT8, on one H200 at 1.98 GHz. The figures of a lone block, requantization, the L2
-# cache and split-K were fitted again, to 749 times: the tile ranked first takes 2.5 % longer than the
-# fastest on average, 15 % at most. Profiles have no figure for the L2 cache, so all GPUs are ranked
-# with the H200's.
+# The estimate, in cycles of one SM, was fitted to 1373 times of the products of ResNet-50 at batch
+# 1 to 128, FP16 and INT8, on one H200 at 1.98 GHz. The figures of a lone block, requantization, the
+# L2 cache and split-K were fitted again, to 749 times: the tile ranked first takes 2.5 % longer
+# than the fastest on average, 15 % at most. Profiles have no figure for the L2 cache, so all are
+# ranked with the H200's.
 _PROLOGUE_CYCLES = 1700  # of a lone block
 _STEP_CYCLES = 245  # latency of a main loop step of a lone block
 _COPY_CYCLES = 21  # more for each copy that a thread starts in it
