@@ -112,7 +112,8 @@ def test_events_of_a_server_that_is_not_there_say_so() -> None:
 
 
 def test_events_that_break_off_say_so() -> None:
-    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    head += b"transfer-encoding: chunked\r\n\r\n"
     event = b'id: 1\nevent: log\ndata: {"row": 1}\n\n'
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -135,7 +136,8 @@ def test_events_that_break_off_say_so() -> None:
 
 def test_a_page_in_place_of_an_answer_is_an_error_of_the_fleet(tmp_path: Path) -> None:
     (tmp_path / "api/v1").mkdir(parents=True)
-    (tmp_path / "api/v1/fleet").write_text("<html>Log in</html>")
+    for name in ("fleet", "events"):
+        (tmp_path / "api/v1" / name).write_text("<html>Log in</html>")
     pages = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), pages) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -144,9 +146,14 @@ def test_a_page_in_place_of_an_answer_is_an_error_of_the_fleet(tmp_path: Path) -
         try:
             with (
                 tandem.fleet.Client(url, "token") as fleet,
-                pytest.raises(FleetError, match=f"{url} answers what is not JSON"),
+                pytest.raises(FleetError, match=f"{url} does not answer as"),
             ):
                 fleet.counts()
+            with (
+                tandem.fleet.Client(url, "token") as fleet,
+                pytest.raises(FleetError, match=f"{url} does not answer as"),
+            ):
+                next(fleet.events())
         finally:
             server.shutdown()
             thread.join()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -18,6 +19,7 @@ from depthwise_fixtures import INPUT, depthwise_net
 from model_fixtures import prepared, small_convnet
 from msgspec import UNSET
 from msgspec.structs import replace as replaced
+from onnx import TensorProto, helper
 
 import configs
 from calibration.calibrate import observe_tensors
@@ -453,3 +455,20 @@ def test_the_scale_rules_say_what_they_cost_where_samples_can_tell(
     assert counted.scale_rules.changes == rules.changes
     assert counted.scale_rules.effects == {}
     assert any("Give --data to measure the effect" in note for note in counted.notes)
+
+
+@pytest.mark.parametrize("options", [RangeOptions("minmax", equalise="auto"), RangeOptions()])
+def test_equalisation_whose_effect_no_output_shows_is_left_out_and_says_so(
+    tmp_path: Path, rng: np.random.Generator, options: RangeOptions
+) -> None:
+    path = depthwise_net(tmp_path / "m.onnx", rng)
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("ArgMax", ["y"], ["class"], axis=1, keepdims=0))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("class", TensorProto.INT64, [1]))
+    onnx.save(model, path)
+    ranges = measure(path, noise(rng, 18), options)
+    equalisation = ranges.corrections[0]
+    assert not equalisation.applied
+    expected = "equalisation: left out: no output shows its effect"
+    assert correction_text(equalisation) == expected

@@ -99,6 +99,8 @@ class Client(Closing):
                 self._pool.request("GET", url, headers=headers, preload_content=False)
             ) as answer:
                 self._check(answer.status, b"" if answer.status == 200 else answer.read())
+                if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise FleetError(f"{self._url} does not answer as a fleet's API")
                 yield from _messages(answer)
         except urllib3.exceptions.HTTPError as error:
             raise FleetError(f"{self._url} cannot be reached: {error}") from error
@@ -122,7 +124,7 @@ class Client(Closing):
         try:
             return json.loads(answer.data)
         except ValueError as error:
-            raise FleetError(f"{self._url} answers what is not JSON: is it a fleet's?") from error
+            raise FleetError(f"{self._url} does not answer as a fleet's API") from error
 
     def _check(self, status: int, body: bytes) -> None:
         if status == 200:

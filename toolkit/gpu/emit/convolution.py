@@ -30,7 +30,7 @@ from toolkit.graph.dtypes import FLOAT8
 from toolkit.graph.window import Window
 
 _JOINED_BYTES = 64  # of the channels of a block of narrow groups
-_WGMMA_ROWS = 64  # the fewest of a block
+_WGMMA_ROWS = 64
 _MAX_ROW_CHANNELS = 64  # of pixels whose rows of taps are one tap
 
 
@@ -107,7 +107,8 @@ def _joined_groups(conv: Conv2d, gpu: GpuTarget) -> Conv2d:
     filters, channels = conv.weights.shape[:2]
     width = _JOINED_BYTES // conv.left.view.item_bytes
     batch, _, height, columns = conv.y.shape
-    blocks = ceil_div(opt(batch) * opt(height) * opt(columns), _WGMMA_ROWS) * (filters // width)
+    blocks = ceil_div(opt(batch) * opt(height) * opt(columns), _WGMMA_ROWS)
+    blocks *= ceil_div(filters, width)
     if conv.left.view.item_bytes == 1 and blocks < gpu.sm_count:
         width //= 2
     square = filters == conv.left.groups * channels and width % channels == 0

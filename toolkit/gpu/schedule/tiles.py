@@ -29,7 +29,7 @@ _RESIDENT_STAGES = 2
 _MAX_TACTICS = 4  # tiles that an engine carries for a product
 _MAX_RESIDENT_TACTICS = 2  # more of them
 _MAX_SPLIT_K_TACTICS = 2  # of them at most
-# Columns of a block of a product of one row, whose threads multiply without matrix units.
+# Columns of a block of a product of one row.
 _VECTOR_COLUMNS = (1, 2, 4, 8, 16, 32)
 _VECTOR_ELEMENTS = (256, 4096)  # of the right operand in a step, least and most
 _MAX_VECTOR_STEP = 512  # of the depth
@@ -57,7 +57,7 @@ _TILE_SHAPES = (
     (16, 32, 4),
 )
 # Accumulators of a thread, by bytes of an operand. More leave no registers to requantize with a
-# residual (INT8), or for the three TF32 products of FP32. FP8 has those of FP16.
+# residual (INT8), or for the three TF32 products of FP32.
 _MAX_ACCUMULATORS = {1: 64, 2: 128, 4: 64}
 _MAX_ACCUMULATORS_PLAIN_INT8 = 128  # INT8 without a residual
 # But for mma.sync: with wgmma wider ones are ranked too high, ResNet-50 on 14 SMs lost 14 %.
@@ -66,10 +66,9 @@ _MAX_ACCUMULATORS_WITH_OPERANDS = 64  # where operands go through registers too,
 _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in registers, too
 
 # The estimate, in cycles of one SM, was fitted to 1373 times of the products of ResNet-50 at batch
-# 1 to 128, FP16 and INT8, on one H200 at 1.98 GHz. The figures of a lone block, requantization, the
-# L2 cache and split-K were fitted again, to 749 times: the tile ranked first takes 2.5 % longer
-# than the fastest on average, 15 % at most. Profiles have no figure for the L2 cache, so all are
-# ranked with the H200's.
+# 1 to 128, FP16 and INT8, on one H200 at 1.98 GHz, and partly again to 749 times: the tile ranked
+# first takes 2.5 % longer than the fastest on average, 15 % at most. Profiles have no figure for
+# the L2 cache, so all are ranked with the H200's.
 _PROLOGUE_CYCLES = 1700  # of a lone block
 _STEP_CYCLES = 245  # latency of a main loop step of a lone block
 _COPY_CYCLES = 21  # more for each copy that a thread starts in it
@@ -78,7 +77,7 @@ _HIDDEN_STEP_CYCLES = 40  # of a step beside its products, where other blocks hi
 _HIDDEN_BLOCK_CYCLES = 360  # of a block beside its steps, where other blocks hide the rest
 _RESIDENT_BLOCK_CYCLES = 240  # the same, where the next block of rows is on its way
 _VECTOR_BLOCK_CYCLES = 60  # of a block of a product of one row, beside what it reads
-_EXPOSED_TAIL = 0.28  # of a lone block: the part that nothing hides at the end
+_EXPOSED_TAIL = 0.28  # of a lone block: what nothing hides
 _L2_BYTES_PER_CYCLE = 40  # a cycle, from the L2 cache to one SM
 _STORE_BYTES_PER_CYCLE = 26  # a cycle, between one SM and the L2 cache in the epilogue
 _REQUANTIZE_CYCLES = 0.08  # of one INT8 result

@@ -124,7 +124,8 @@ def _compared(outcome: CorrectionOutcome, plain: Fit, changed: Fit) -> Correctio
     if outcome.requested == "on":
         applied = True
     elif not outcome.by_mul:
-        applied = bool(np.isfinite(errors).all()) and not less_error(reference / WORTH, errors)
+        measured = bool(effects and np.isfinite(errors).all())
+        applied = measured and not less_error(reference / WORTH, errors)
     else:
         applied = worst_of(effects).helps(MIN_GAIN_OF_NODES)
         if applied and not less_error(errors, reference):
@@ -143,7 +144,7 @@ def _mean_sqnr_db(fitted: Fit) -> dict[str, float]:
 def less_error(errors: NDArray[np.float64], reference: NDArray[np.float64]) -> bool:
     """True if errors are significantly less, [methods, samples].
 
-    In units of what each method gives without equalisation, by the gain of each sample in dB, at
+    In units of `reference`, by the gain of each sample in dB, at
     most 30 below the mean: one sample of large error hides a gain of decibels in all.
     """
     unit = reference.mean(axis=1, keepdims=True)

@@ -11,7 +11,7 @@ from typing import TypeVar
 Measured = TypeVar("Measured")
 
 MIN_GAIN = 0.1
-"""In dB of SQNR; a change that gains less is not kept."""
+"""In dB of SQNR; a change that gains less does not help."""
 
 
 @dataclass(frozen=True, slots=True)

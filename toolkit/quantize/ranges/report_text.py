@@ -158,13 +158,15 @@ def judgement_builtins(judgement: Judgement) -> dict[str, Any]:
 def correction_text(outcome: CorrectionOutcome) -> str:
     """Return the outcome of a correction in one line."""
     worst = outcome.worst
-    if worst is None:
-        return f"{outcome.name}: left out: {outcome.reason}"
-    figures = f"{worst.before:.1f} -> {worst.after:.1f} dB at the worst output"
     verdict = "kept" if outcome.applied else "left out"
+    if worst is None:
+        return f"{outcome.name}: {verdict}: {outcome.reason or 'no output shows its effect'}"
+    figures = f"{worst.before:.1f} -> {worst.after:.1f} dB at the worst output"
     if outcome.applied and not worst.helps():
-        asked = outcome.requested == "on"
-        verdict += " as asked, though it brings nothing" if asked else ", as a loss may be chance"
+        if outcome.requested == "on":
+            verdict += " as asked, though it brings nothing"
+        elif worst.gain < 0:
+            verdict += ", as a loss may be chance"
     because = f"; {outcome.reason}" if outcome.reason else ""
     changes = f"{outcome.changed} {_CHANGES[outcome.name]}"
     changes += f", {outcome.by_mul} by a Mul" if outcome.by_mul else ""
