@@ -45,7 +45,7 @@ from toolkit.engine.frontend_result import Frontend
 from toolkit.engine.options import BuildOptions
 from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import choose_target
-from toolkit.gpu.codegen.kernel_files import kernel_function
+from toolkit.gpu.codegen.worker import kernel_function
 from toolkit.gpu.compile_segment import GpuSegment
 from toolkit.gpu.frames import compile_frames
 from toolkit.gpu.ir.launch import (

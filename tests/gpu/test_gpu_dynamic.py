@@ -28,7 +28,7 @@ from device.runtime.executors import cuda
 from device.runtime.session import open_session
 from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.gpu.codegen.compile_kernels import compile_kernels
-from toolkit.gpu.codegen.kernel_files import kernel_function
+from toolkit.gpu.codegen.worker import kernel_function
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.launches import make_launch
 from toolkit.gpu.errors import NotCoveredError

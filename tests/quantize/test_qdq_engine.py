@@ -27,7 +27,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.importers.onnx import ModelBytes
 from toolkit.quantize.observe import ActivationRunner
-from toolkit.quantize.qdq.export import INT8_FORMS, PORTABLE, TARGETS, export_form
+from toolkit.quantize.qdq.export import PORTABLE, TARGETS, export_form
 from toolkit.quantize.quantize import (
     calibrated_tensors,
     quantize,
@@ -110,7 +110,7 @@ def test_the_form_for_onnxruntime_has_the_bits_of_the_engine(
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("form", INT8_FORMS)
+@pytest.mark.parametrize("form", [*TARGETS, PORTABLE])
 def test_every_tensor_is_within_a_step_of_the_engine_from_the_same_operands(
     tmp_path: Path, rng: np.random.Generator, name: str, form: str
 ) -> None:

@@ -11,7 +11,9 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton import knobs
@@ -22,10 +24,11 @@ from triton.compiler import ASTSource
 from device.start.stdout import take_stdout
 from toolkit.gpu.codegen.cuda_source import compile_source
 from toolkit.gpu.codegen.early_start import can_wait, waits, with_wait
-from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError
+from toolkit.gpu.ir.launch import KERNELS, KernelSource
 from toolkit.gpu.target import WARP
+from toolkit.plugins.load import load_module
 
 _Stage = Callable[[object, object], object]  # (what the stage before made, metadata)
 
@@ -40,6 +43,13 @@ def compile_kernel(request: Request) -> Compiled:
     if source is not None and source.in_cuda:
         return _compile_cuda(request, Path(source.file))
     return _compile_triton(request)
+
+
+def kernel_function(kernel: str, source: KernelSource | None) -> Any:  # noqa: ANN401  (Triton's)
+    """Return a Triton kernel. Raises AttributeError: a plugin's file does not define it."""
+    if source is None:
+        return getattr(import_module(f"toolkit.gpu.kernels.{KERNELS[kernel]}"), kernel)
+    return getattr(load_module(Path(source.file)), kernel)
 
 
 def _compile_cuda(request: Request, file: Path) -> Compiled:
@@ -129,9 +139,7 @@ def _stages_of_bytes(
 def _without_prefetch(compile_blocks: _Stage, source: object, metadata: object) -> object:
     """Compile without the pass that loads the first operands of a step in the step before.
 
-    Between steps they are single bytes: a step of a 3x3 convolution of 64 channels took 172 PRMT
-    for 32 products, which were as slow again as the products, and a thread 240 registers for 155
-    (Triton 3.9, tile 128 x 64 x 64). FP16 gains by the pass: ResNet-50 takes 5 % more without it.
+    Between steps they are single bytes, and 32 products take 172 PRMT. FP16 gains by the pass.
     """
     passes = compiler.passes.ttgpuir
     add_prefetch = getattr(passes, "add_prefetch", None)

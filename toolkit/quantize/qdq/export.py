@@ -70,7 +70,6 @@ FLOAT8_FORM = "tensorrt-fp8"
 """Q/DQ of FP8 around products, as `tandem build --precision fp8` has them; for Thor and newer."""
 BLOCK_FORMS = {f"tensorrt-{one.name.lower()}": one for one in FORMATS}
 """MXFP8 and NVFP4 of products, for TensorRT from 10.8 on; for Thor and newer."""
-INT8_FORMS = (*TARGETS, PORTABLE)
 FLOAT_FORMS = (FLOAT8_FORM, *BLOCK_FORMS)
 FORMS = (*TARGETS, *FLOAT_FORMS, PORTABLE)
 
