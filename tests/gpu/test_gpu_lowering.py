@@ -197,16 +197,42 @@ def test_warps_that_multiply_from_registers_get_the_fastest_tile(
     )
 
 
-@pytest.mark.parametrize("item_bytes", [1, 2])
-@pytest.mark.parametrize(("has_residual", "accumulators"), [(False, 128), (True, 64)])
-def test_a_residual_takes_registers_from_the_sums_of_mma_sync(
-    has_residual: bool, accumulators: int, item_bytes: int
+@pytest.mark.parametrize(
+    ("item_bytes", "has_residual", "accumulators"),
+    [(1, False, 128), (1, True, 64), (2, False, 128), (2, True, 128)],
+)
+def test_a_residual_takes_registers_from_the_sums_of_int8_with_mma_sync(
+    item_bytes: int, has_residual: bool, accumulators: int
 ) -> None:
-    stored = item_bytes * (1 + has_residual)
-    shape = GemmShape(6272, 256, 1152, 128, item_bytes, stored, has_residual=has_residual)
+    shape = GemmShape(6272, 256, 1152, 128, item_bytes, item_bytes * (1 + has_residual))
     tiles = gemm_tiles(shape, GpuTarget(87, 16))
     most = max(tile.rows * tile.columns // (tile.warps * 32) for tile in tiles)
     assert most == accumulators
+
+
+def test_what_holds_registers_takes_them_from_the_sums_of_mma_sync() -> None:
+    shape = GemmShape(6272, 256, 1152, 128, 2, 6, holds_registers=True)
+    for sm, accumulators in ((87, 64), (90, 128)):
+        tiles = gemm_tiles(shape, GpuTarget(sm, 16))
+        assert max(t.rows * t.columns // (t.warps * 32) for t in tiles) == accumulators
+
+
+@pytest.mark.parametrize(
+    ("sm", "rows", "depth", "channels", "stages"),
+    [
+        (90, 64 * 43, 512, 512, 2),  # more than three blocks for each of 14 SMs, eight steps
+        (90, 64 * 42, 512, 512, 3),
+        (90, 64 * 43, 576, 576, 3),
+        (90, 64 * 43, 576, 64, 3),  # 3x3: rows share pixels
+        (87, 64 * 43, 512, 512, 3),  # mma.sync
+    ],
+)
+def test_other_blocks_hide_copies_in_place_of_a_third_stage(
+    sm: int, rows: int, depth: int, channels: int, stages: int
+) -> None:
+    shape = GemmShape(rows, 128, depth, channels, 2, 2)
+    tiles = gemm_tiles(shape, GpuTarget(sm, 14, exhaustive=True))
+    assert {t.stages for t in tiles if (t.rows, t.columns, t.split_k) == (64, 128, 1)} == {stages}
 
 
 def test_wide_tiles_keep_no_weights_with_mma_sync() -> None:

@@ -202,7 +202,7 @@ def _through_transposes(network: Network, names: frozenset[str]) -> frozenset[st
 
 def _rewritten(network: Network, gpu: GpuTarget) -> Network:
     """Run all rewrites, quantized operators first."""
-    gemm_rules = (*GEMM_RULES, *RESIDUAL_RULES) if gpu.has_wgmma else GEMM_RULES
+    gemm_rules = (*GEMM_RULES, *RESIDUAL_RULES) if gpu.has_matrix_units else GEMM_RULES
     network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
     network = merge_layout_chains(
         apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *gemm_rules))

@@ -140,7 +140,7 @@ def _problem(ctx: LoweringContext, conv: Conv2d) -> GemmProblem:
         batch=conv.left.groups,
         block_columns=channels if conv.left.diagonal else None,
         float8=conv.left.view.dtype == FLOAT8,
-        has_residual=conv.residual is not None,
+        holds_registers=residual_bytes > conv.left.view.item_bytes,
     )
     left: Loader = conv.left
     # The bordered input of a first convolution with one row of taps has more pixels than y.

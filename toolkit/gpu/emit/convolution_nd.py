@@ -95,7 +95,7 @@ def _add(
         item_bytes=x.item_bytes,
         stored_bytes=y.item_bytes + (0 if residual is None else residual.item_bytes),
         batch=phases * groups,
-        has_residual=residual is not None,
+        holds_registers=True,
     )
     left = Im2col3dLoader(
         view=x,

@@ -148,7 +148,7 @@ def _problem(operands: _Operands, epilogue: Epilogue) -> GemmProblem:
         stored_bytes=sum(view.item_bytes for view in (y, residual) if view is not None),
         batch=groups * inner,
         float8=left.dtype == FLOAT8,
-        has_residual=residual is not None,
+        holds_registers=residual is not None and residual.item_bytes > left.item_bytes,
     )
     return GemmProblem(
         shape=shape,

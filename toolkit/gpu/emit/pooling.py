@@ -23,7 +23,6 @@ _MODES = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
 _BLOCK = 1024  # elements of a block of MaxUnpool
 _MAX_UNROLLED_TAPS = 49  # of a window; thousands of taps compile for minutes
 _ROWS_PER_BLOCK = (4, 2, 1)  # output rows that a block may compute at a time
-_FIRST_SM_WITH_PACKED_MAX = 90  # two values of 16 bits in one instruction (PTX ISA, max)
 # The tile of a global average: several loads of 16 bytes for each thread. Wide tiles load whole
 # cache lines; narrow ones give more blocks for small batches.
 _AVERAGE_CHANNELS = 32
@@ -113,7 +112,6 @@ def _max_pool(
         {
             **constants,
             "ROWS": rows,
-            "PACKED": ctx.gpu.sm >= _FIRST_SM_WITH_PACKED_MAX,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },

@@ -181,8 +181,7 @@ def _gelu(s: ExprBuilder, op: "Operation") -> int:
 
 
 def _hard_swish(s: ExprBuilder, op: "Operation") -> int:
-    x = s.value(op.inputs[0])
-    return s.add("mul", x, s.add("hard_sigmoid", x, 1 / 6, 0.5))
+    return s.add("hard_swish", s.value(op.inputs[0]))
 
 
 def _swish(s: ExprBuilder, op: "Operation") -> int:

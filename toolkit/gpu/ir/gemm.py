@@ -111,9 +111,9 @@ class GemmShape:
     """Sizes of `batch` equal matrix products, which tiles are chosen for.
 
     `unshared_depth`: the part of `depth` whose left elements no other row reads (a convolution: the
-    channels under one tap). `item_bytes`: of an operand element. `stored_bytes`: of a result, and
-    of its residual, if it `has_residual`. `block_columns`: of every tile, if that is given.
-    `float8`: operands are FP8.
+    channels under one tap). `item_bytes`: of an operand element. `stored_bytes`: of a result and
+    its residual. `block_columns`: of every tile, if that is given. `float8`: operands are FP8.
+    `holds_registers`: so does a window of three dimensions in the main loop, or a wide residual.
     """
 
     rows: int
@@ -125,7 +125,7 @@ class GemmShape:
     batch: int = 1
     block_columns: int | None = None
     float8: bool = False
-    has_residual: bool = False
+    holds_registers: bool = False
 
     @property
     def is_int8(self) -> bool:

@@ -80,10 +80,7 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
 def load_residual(
     residual, row, column, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr
 ):  # fmt: skip
-    """Return residual[row, column] for `store_with_epilogue`, None of None.
-
-    A kernel loads it before its products, so that memory answers while they are made.
-    """
+    """Return residual[row, column] for `store_with_epilogue`, None of None."""
     if residual is not None:
         inside = in_bounds(row, rows, column, COLUMNS)
         offset = row[:, None] * R_PITCH + column[None, :]

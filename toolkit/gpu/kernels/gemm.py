@@ -70,7 +70,6 @@ def gemm(
     COLUMN_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N + TAIL_N - 1) // (BLOCK_N + TAIL_N)
     ACCUMULATOR: tl.constexpr = tl.int32 if a.dtype.element_ty == tl.int8 else tl.float32
     BLOCKS: tl.constexpr = ((DEPTH + BLOCK_K - 1) // BLOCK_K + SPLIT_K - 1) // SPLIT_K
-    IS_3D: tl.constexpr = LOADER == "im2col_3d" or LOADER == "transposed"
     tile = tl.program_id(0)  # neighbours share the rows: they stay in the cache
     group = tl.program_id(1) // INNER
     inner = tl.program_id(1) % INNER
@@ -110,8 +109,6 @@ def gemm(
             bias += group * COLUMNS
         if scale is not None:
             scale += group * COLUMNS
-    if not IS_3D:
-        residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
     total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     if TAIL_N:
         tail = tl.zeros((BLOCK_M, TAIL_N), ACCUMULATOR)
@@ -141,9 +138,10 @@ def gemm(
     y += group * Y_STRIDES[0] + inner * Y_STRIDES[1]
     if SPLIT_K > 1:
         y += part * rows * Y_STRIDES[2]
-    if IS_3D:
+    if LOADER == "im2col_3d" or LOADER == "transposed":
         m = _output_row(window, rows, OUT)
-        residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
+    # Not before the products: wide tiles have no registers for it.
+    residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
     if Y_COLUMN is None:
         store_with_epilogue(
             total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_STRIDES[2], EPILOGUE, scalars

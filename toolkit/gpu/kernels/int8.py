@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # inline PTX is for compilers only
-# PTX ISA, dp4a and cvt.pack
+# PTX ISA, dp4a, cvt.pack and max
 FIRST_SM_WITH_DP4A = tl.constexpr(61)
 FIRST_SM_WITH_CVT_PACK = tl.constexpr(72)
+FIRST_SM_WITH_NAN_MAX = tl.constexpr(80)  # max.NaN, and pairs of halves
 
 
 @tl.core.builtin

@@ -11,39 +11,42 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.int8 import INTERPRETED
+from toolkit.gpu.kernels.int8 import FIRST_SM_WITH_NAN_MAX, INTERPRETED, compiled_for
+from toolkit.gpu.kernels.primitives import maximum
 
 
 @triton.jit
-def larger(a, b, PACKED: tl.constexpr):
-    """Return max(a, b); NaN stays, as in ONNX. PACKED: two or four values per instruction (sm_90).
+def larger(a, b):
+    """Return max(a, b); NaN stays. Those of 8 and 16 bits are compared in pairs from sm_80 on.
 
-    INT8 is compared in 16 bits: the upper byte of the larger pair is the larger upper byte.
+    A byte of INT8, made unsigned, has the order of the half that it is the lower byte of.
     """
-    if a.dtype == tl.int8 and PACKED and not INTERPRETED:
+    if INTERPRETED or not compiled_for(FIRST_SM_WITH_NAN_MAX):
+        result = tl.where((a > b) | (a != a), a, b)
+    elif a.dtype == tl.float32:
+        result = maximum(a, b)
+    elif a.dtype == tl.int8:
         result = tl.inline_asm_elementwise(
             """{
             .reg .b32 low, high, other;
-            shl.b32 low, $1, 8;
-            shl.b32 other, $2, 8;
-            max.s16x2 high, $1, $2;
-            max.s16x2 low, low, other;
-            prmt.b32 $0, low, high, 0x7351;
+            lop3.b32 low, $1, 0x80808080, 0x00FF00FF, 0x28;
+            lop3.b32 other, $2, 0x80808080, 0x00FF00FF, 0x28;
+            max.f16x2 low, low, other;
+            shr.b32 high, $1, 8;
+            shr.b32 other, $2, 8;
+            lop3.b32 high, high, 0x80808080, 0x00FF00FF, 0x28;
+            lop3.b32 other, other, 0x80808080, 0x00FF00FF, 0x28;
+            max.f16x2 high, high, other;
+            prmt.b32 low, low, high, 0x6240;
+            xor.b32 $0, low, 0x80808080;
             }""",
             "=r,r,r", [a, b], tl.int8, is_pure=True, pack=4,
         )  # fmt: skip
-    elif a.dtype == tl.float16 and PACKED and not INTERPRETED:
-        result = tl.inline_asm_elementwise(
-            "max.NaN.f16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.float16, is_pure=True, pack=2
-        )
-    elif a.dtype == tl.bfloat16 and PACKED and not INTERPRETED:
-        result = tl.inline_asm_elementwise(
-            "max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.bfloat16, is_pure=True, pack=2
-        )
-    elif a.dtype == tl.int8:
-        result = tl.where(a > b, a, b)
     else:
-        result = tl.where((a > b) | (a != a), a, b)
+        kind: tl.constexpr = "bf16x2" if a.dtype == tl.bfloat16 else "f16x2"
+        result = tl.inline_asm_elementwise(
+            "max.NaN." + kind + " $0, $1, $2;", "=r,r,r", [a, b], a.dtype, is_pure=True, pack=2
+        )
     return result
 
 
@@ -53,7 +56,7 @@ def max_pool(
     SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr,
     X_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
     TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
-    EPILOGUE: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
+    EPILOGUE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixel columns, blocks of channels).
@@ -83,13 +86,13 @@ def max_pool(
             if tap == 0:
                 best = a
             else:
-                best = larger(best, a, PACKED)
+                best = larger(best, a)
         maxima = maxima + (best,)
 
     for row in tl.static_range(ROWS):
         best = maxima[row * STRIDE[0]]
         for tap in tl.static_range(1, TAPS[0]):
-            best = larger(best, maxima[row * STRIDE[0] + tap], PACKED)
+            best = larger(best, maxima[row * STRIDE[0] + tap])
         if len(EPILOGUE) > 0:
             best = evaluate((best if best.dtype == tl.int8 else best.to(tl.float32),), EPILOGUE)
         r = first + row

@@ -13,7 +13,15 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels import functions
-from toolkit.gpu.kernels.int8 import INTERPRETED, as_float, near_int8, relu_int8, round_int8
+from toolkit.gpu.kernels.int8 import (
+    FIRST_SM_WITH_NAN_MAX,
+    INTERPRETED,
+    as_float,
+    compiled_for,
+    near_int8,
+    relu_int8,
+    round_int8,
+)
 
 
 @triton.constexpr_function
@@ -67,6 +75,7 @@ def table():
         "leaky_relu": (leaky_relu, 1),
         "prelu": (prelu, 2),
         "hard_sigmoid": (hard_sigmoid, 1),
+        "hard_swish": (hard_swish, 1),
         "sigmoid": (functions.sigmoid, 1),
         "silu": (functions.silu, 1),
         "silu_half": (functions.silu_half, 1),
@@ -219,26 +228,29 @@ def reciprocal(x):
 @triton.jit
 def maximum(a, b):
     """The larger one, NaN if either is."""
-    return tl.where((a > b) | is_nan(a), a, b)
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum(a, b):
     """The smaller one, NaN if either is."""
-    return tl.where((a < b) | is_nan(a), a, b)
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def relu(x):
-    """max(x, 0); NaN stays, unlike with a maximum."""
-    return tl.where(x < 0, 0, x)
+    """max(x, 0); NaN stays."""
+    if INTERPRETED or not compiled_for(FIRST_SM_WITH_NAN_MAX):
+        result = tl.where(x < 0, 0, x)
+    else:
+        result = maximum(x, tl.zeros_like(x))
+    return result
 
 
 @triton.jit
 def clip(x, LOW: tl.constexpr, HIGH: tl.constexpr):
     """min(max(x, LOW), HIGH)."""
-    x = tl.where(x < LOW, LOW, x)
-    return tl.where(x > HIGH, HIGH, x)
+    return minimum(maximum(x, LOW), HIGH)
 
 
 @triton.jit
@@ -257,6 +269,19 @@ def prelu(x, slope):
 def hard_sigmoid(x, ALPHA: tl.constexpr, BETA: tl.constexpr):
     """min(max(ALPHA x + BETA, 0), 1)."""
     return clip(ALPHA * x + BETA, 0.0, 1.0)
+
+
+@triton.jit
+def hard_swish(x):
+    """x min(max(x / 6 + 1 / 2, 0), 1)."""
+    if INTERPRETED:
+        factor = hard_sigmoid(x, 0.16666666666666666, 0.5)
+    else:
+        factor = tl.inline_asm_elementwise(
+            "add.rn.sat.f32 $0, $1, 0f3F000000;", "=f,f", [x * 0.16666666666666666], tl.float32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    return x * factor
 
 
 @triton.jit

@@ -26,6 +26,9 @@ _MAX_RESIDENT_DEPTH = 160
 # With mma.sync 25088 x 256 by 64 takes 52 us in 64 x 256, 37 in 64 x 128.
 _MAX_RESIDENT_COLUMNS_MMA_SYNC = 128
 _RESIDENT_STAGES = 2
+# With wgmma other blocks hide copies of 1x1 convolutions better than a third stage does.
+_MAX_STEPS_OF_TWO_STAGES = 8
+_HIDING_BLOCKS = 3  # for each SM; two stages take more
 _MAX_TACTICS = 4  # tiles that an engine carries for a product
 _MAX_RESIDENT_TACTICS = 2  # more of them
 _MAX_SPLIT_K_TACTICS = 2  # of them at most
@@ -56,8 +59,8 @@ _TILE_SHAPES = (
     (16, 64, 4),
     (16, 32, 4),
 )
-# Accumulators of a thread, by bytes of an operand. More leave no registers to requantize with a
-# residual (INT8), or for the three TF32 products of FP32.
+# Accumulators of a thread, by bytes of an operand. INT8 also requantizes with a residual; FP32
+# takes three products of TF32: more leave no registers.
 _MAX_ACCUMULATORS = {1: 64, 2: 128, 4: 64}
 _MAX_ACCUMULATORS_PLAIN_INT8 = 128  # INT8 without a residual
 # But for mma.sync: with wgmma wider ones are ranked too high, ResNet-50 on 14 SMs lost 14 %.
@@ -67,8 +70,8 @@ _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in 
 
 # The estimate, in cycles of one SM, was fitted to 1373 times of the products of ResNet-50 at batch
 # 1 to 128, FP16 and INT8, on one H200 at 1.98 GHz, and partly again to 749 times: the tile ranked
-# first takes 2.5 % longer than the fastest on average, 15 % at most. Profiles have no figure for
-# the L2 cache, so all are ranked with the H200's.
+# first takes 2.5 % longer than the fastest on average, 15 % at most. All GPUs have
+# the H200's L2 cache here.
 _PROLOGUE_CYCLES = 1700  # of a lone block
 _STEP_CYCLES = 245  # latency of a main loop step of a lone block
 _COPY_CYCLES = 21  # more for each copy that a thread starts in it
@@ -78,8 +81,8 @@ _HIDDEN_BLOCK_CYCLES = 360  # of a block beside its steps, where other blocks hi
 _RESIDENT_BLOCK_CYCLES = 240  # the same, where the next block of rows is on its way
 _VECTOR_BLOCK_CYCLES = 60  # of a block of a product of one row, beside what it reads
 _EXPOSED_TAIL = 0.28  # of a lone block: what nothing hides
-_L2_BYTES_PER_CYCLE = 40  # a cycle, from the L2 cache to one SM
-_STORE_BYTES_PER_CYCLE = 26  # a cycle, between one SM and the L2 cache in the epilogue
+_L2_BYTES_PER_CYCLE = 40  # from the L2 cache to one SM
+_STORE_BYTES_PER_CYCLE = 26  # from an SM in the epilogue
 _REQUANTIZE_CYCLES = 0.08  # of one INT8 result
 _MEMORY_EFFICIENCY = 0.789525  # of the peak bandwidth: 14.5 of 18.4 bytes a cycle on an H200
 _MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
@@ -346,8 +349,8 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
     accumulators = _MAX_ACCUMULATORS[2 if shape.float8 else shape.item_bytes]
     if shape.is_int8 and shape.stored_bytes == 1:
         accumulators = _MAX_ACCUMULATORS_PLAIN_INT8
-    # With mma.sync 128 accumulators spill beside a residual: 136 to 160 bytes a thread.
-    if not (gpu.has_wgmma or (_has_wide_warps(shape, gpu) and not shape.has_residual)):
+    # With mma.sync more spill then, 56 to 568 bytes a thread.
+    if not (gpu.has_wgmma or (_has_wide_warps(shape, gpu) and not shape.holds_registers)):
         accumulators = _MAX_ACCUMULATORS_WITH_OPERANDS
     return rows * columns <= accumulators * warps * WARP
 
@@ -361,10 +364,15 @@ def _small_tiles_help(shape: GemmShape, columns: int, gpu: GpuTarget) -> bool:
 def _tile(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarget) -> Tile:
     depth = _depth(shape, rows, columns, warps, gpu=gpu)
     steps = ceil_div(opt(shape.depth), depth)
-    alone = _blocks(shape, rows, columns) <= gpu.sm_count  # has all of the SM's shared memory
+    blocks = _blocks(shape, rows, columns)
+    alone = blocks <= gpu.sm_count  # has all of the SM's shared memory
     stages = (4 if alone or rows + columns <= 128 else 3) if gpu.copies_while_computing else 2
     room = gpu.shared_bytes // ((rows + columns) * depth * shape.item_bytes)
-    return Tile(rows, columns, depth, warps, max(1, min(stages, room, max(2, steps))))
+    tile = Tile(rows, columns, depth, warps, max(1, min(stages, room, max(2, steps))))
+    short = steps <= _MAX_STEPS_OF_TWO_STAGES and shape.unshared_depth == shape.depth
+    many = blocks > _HIDING_BLOCKS * gpu.sm_count and _resident_blocks(shape, tile, gpu) > 1
+    timed = gpu.has_wgmma and shape.item_bytes <= 2 and not shape.float8
+    return replace(tile, stages=min(tile.stages, 2)) if timed and short and many else tile
 
 
 def _depth(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarget) -> int:
