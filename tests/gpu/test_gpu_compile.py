@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 import numpy as np
 import pytest
-from gpu_graphs import ORIN, Case, convolution, node
+from gpu_graphs import ORIN, Case, convolution, node, normal
 from int8_graphs import Graph
 from model_fixtures import small_convnet
 
@@ -221,6 +221,23 @@ def test_no_board_s_convolution_spills_registers(sm: int, rng: np.random.Generat
     case = convolution(rng, (1, 64, 28, 28), 64, (3, 3), pads=[1, 1, 1, 1])
     kernels = compile_case(case, GpuTarget(sm, 8)).implementation.kernels
     assert [kernel.spill_bytes for kernel in kernels if kernel.spill_bytes] == []
+
+
+@needs_compiler
+def test_products_and_pools_with_nothing_behind_them_compile(rng: np.random.Generator) -> None:
+    """Their results are FP16, as another product reads them."""
+    weights = {"w": normal(rng, 16, 16, 1, 1), "d": normal(rng, 16, 1, 3, 3)}
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("Conv", "a d", "b", group=16, pads=[1, 1, 1, 1]),
+        node("AveragePool", "b", "c", kernel_shape=[2, 2]),
+        node("Conv", "c w", "y"),
+    ]
+    case = Case(nodes, {"x": (1, 16, 12, 12)}, weights)
+    gpu = GpuTarget(87, 8)
+    specs = [op.tactics[0][0].spec for op in case.lower("fp16", gpu).ops]
+    assert {"gemm", "depthwise", "pool"} <= {spec.title.split()[0] for spec in specs}
+    assert None not in compile_kernels(specs, gpu)
 
 
 @needs_compiler

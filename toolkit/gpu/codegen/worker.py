@@ -139,7 +139,7 @@ def _stages_of_bytes(
 def _without_prefetch(compile_blocks: _Stage, source: object, metadata: object) -> object:
     """Compile without the pass that loads the first operands of a step in the step before.
 
-    Between steps they are single bytes, and 32 products take 172 PRMT. FP16 gains by the pass.
+    Between steps they are bytes: 32 products take 172 PRMT. FP16 gains by the pass.
     """
     passes = compiler.passes.ttgpuir
     add_prefetch = getattr(passes, "add_prefetch", None)

@@ -19,11 +19,10 @@ from toolkit.plugins import Constant
 
 _MIN_BLOCK = 16  # the smallest side of a tile that tl.dot takes
 # Tiles: queries, keys, warps, and the widest heads for which no register spills (Triton 3.9 for
-# sm_87 and sm_90). Large tiles read keys less often.
+# sm_87 and sm_90).
 _TILES = ((128, 64, 8, 128), (64, 64, 4, 128), (128, 32, 4, 64), (64, 32, 4, 128))
-# With sm_90's tensor cores, by times of ViT-S on an H200: at batch 128 the first took 45.8 us, the
-# fourth 72.9. The last is for 128 keys or more in few blocks, where a step by itself takes the
-# longest: 4.6 us at batch 1, 6.1 with 64 keys and 8.6 with 32.
+# With sm_90's tensor cores, by times of ViT-S. The last is for 128 keys or more in few
+# blocks, where a step by itself takes the longest.
 _TILES_SM90 = ((128, 32, 4, 64), (64, 64, 4, 128), (64, 32, 4, 128), (128, 64, 8, 128))
 _LONG_TILE = (64, 128, 4, 64)
 _TILES_FP32 = ((64, 32, 8, 64), (32, 32, 4, 128))  # a product is three products of TF32 parts

@@ -109,7 +109,8 @@ def store_pixel(
     if residual is not None:
         residual_tile = tl.load(residual + (p * R_PITCH)[:, None] + c, mask=inside, other=0)
         values = values + (as_float(residual_tile),)
-    result = evaluate(values, EPILOGUE, scalars).to(y.dtype.element_ty)
+    DTYPE: tl.constexpr = y.dtype.element_ty
+    result = evaluate(values, EPILOGUE, scalars, DTYPE).to(DTYPE)
     tl.store(y + (p * Y_PITCH)[:, None] + c, result, mask=inside)
 
 

@@ -6,13 +6,13 @@
 
 A step is (operator, index of a value, ...); what follows the indices are numbers, or indices of
 scalar arguments of the kernel, so that kernels of one shape and other scales are one kernel.
-Triton unrolls the steps while it compiles, so an expression costs its arithmetic and nothing else.
+Triton unrolls the steps while it compiles.
 """
 
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.int8 import as_float
+from toolkit.gpu.kernels.int8 import FIRST_SM_WITH_NAN_MAX, INTERPRETED, as_float, compiled_for
 from toolkit.gpu.kernels.primitives import primitive, reads_scalar
 from toolkit.gpu.kernels.strided_rows import in_bounds
 
@@ -43,15 +43,43 @@ def _apply(v, STEP: tl.constexpr, scalars):
     return result
 
 
+@triton.constexpr_function
+def _rectifies_pairs(epilogue, dtype, elements):
+    """Whether pairs of FP16 end as "relu", or as "clip" from 0 on."""
+    if INTERPRETED or dtype != tl.float16 or elements % 2 or len(epilogue) == 0:
+        return False
+    return epilogue[-1][0] == "relu" or (epilogue[-1][0] == "clip" and epilogue[-1][2] == 0)
+
+
 @triton.jit
-def evaluate(v, EPILOGUE: tl.constexpr, scalars=None):
+def _rectify_pairs(x, STEP: tl.constexpr):
+    """Return "relu" or "clip" in FP16: the conversion rectifies."""
+    result = tl.inline_asm_elementwise(
+        "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.float16, is_pure=True, pack=2
+    )
+    if STEP[0] == "clip":
+        limit = tl.full(x.shape, STEP[3], tl.float16)
+        result = tl.inline_asm_elementwise(
+            "min.NaN.f16x2 $0, $1, $2;", "=r,r,r", [result, limit], tl.float16, is_pure=True, pack=2
+        )
+    return result
+
+
+@triton.jit
+def evaluate(v, EPILOGUE: tl.constexpr, scalars=None, DTYPE: tl.constexpr = None):
     """Return the value of the last step; `v` is a tuple of blocks of one shape.
 
-    `scalars`: a pointer to them, or a tuple of them.
+    `scalars`: a pointer to them, or a tuple of them. DTYPE: what the caller makes of the value.
     """
-    for i in tl.static_range(len(EPILOGUE)):
+    PAIRS: tl.constexpr = _rectifies_pairs(EPILOGUE, DTYPE, v[0].numel) and compiled_for(
+        FIRST_SM_WITH_NAN_MAX
+    )
+    for i in tl.static_range(len(EPILOGUE) - PAIRS):
         v = v + (_apply(v, EPILOGUE[i], scalars),)
-    return v[len(v) - 1]
+    result = v[len(v) - 1]
+    if PAIRS:
+        result = _rectify_pairs(v[EPILOGUE[-1][1]].to(tl.float32), EPILOGUE[-1])
+    return result
 
 
 @triton.jit
@@ -91,17 +119,17 @@ def load_residual(
 @triton.jit
 def apply_epilogue(
     total, bias, scale, residual, column, COLUMNS: tl.constexpr, EPILOGUE: tl.constexpr,
-    scalars=None
+    scalars=None, DTYPE: tl.constexpr = None
 ):  # fmt: skip
-    """Return EPILOGUE((total + bias[column]) scale[column], residual)."""
+    """Return EPILOGUE((total + bias[column]) scale[column], residual), for results of DTYPE."""
     if bias is not None:
         total += load_columns(bias, column, COLUMNS)[None, :]
     if scale is not None:
         total = total.to(tl.float32) * load_columns(scale, column, COLUMNS)[None, :]
     if residual is not None:
-        total = evaluate((total, as_float(residual)), EPILOGUE, scalars)
+        total = evaluate((total, as_float(residual)), EPILOGUE, scalars, DTYPE)
     else:
-        total = evaluate((total,), EPILOGUE, scalars)
+        total = evaluate((total,), EPILOGUE, scalars, DTYPE)
     return total
 
 
@@ -117,6 +145,7 @@ def store_with_epilogue(
     is the distance of two rows in elements.
     """
     inside = in_bounds(row, rows, column, COLUMNS)
-    total = apply_epilogue(total, bias, scale, residual, column, COLUMNS, EPILOGUE, scalars)
+    DTYPE: tl.constexpr = y.dtype.element_ty
+    total = apply_epilogue(total, bias, scale, residual, column, COLUMNS, EPILOGUE, scalars, DTYPE)
     offset = row[:, None] * Y_PITCH + column[None, :]
-    tl.store(y + offset, total.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + offset, total.to(DTYPE), mask=inside)

@@ -18,7 +18,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # inline PTX is for 
 # PTX ISA, dp4a, cvt.pack and max
 FIRST_SM_WITH_DP4A = tl.constexpr(61)
 FIRST_SM_WITH_CVT_PACK = tl.constexpr(72)
-FIRST_SM_WITH_NAN_MAX = tl.constexpr(80)  # max.NaN, and pairs of halves
+FIRST_SM_WITH_NAN_MAX = tl.constexpr(80)
 
 
 @tl.core.builtin

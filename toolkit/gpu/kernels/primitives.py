@@ -13,15 +13,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels import functions
-from toolkit.gpu.kernels.int8 import (
-    FIRST_SM_WITH_NAN_MAX,
-    INTERPRETED,
-    as_float,
-    compiled_for,
-    near_int8,
-    relu_int8,
-    round_int8,
-)
+from toolkit.gpu.kernels.int8 import INTERPRETED, as_float, near_int8, relu_int8, round_int8
 
 
 @triton.constexpr_function
@@ -240,11 +232,7 @@ def minimum(a, b):
 @triton.jit
 def relu(x):
     """max(x, 0); NaN stays."""
-    if INTERPRETED or not compiled_for(FIRST_SM_WITH_NAN_MAX):
-        result = tl.where(x < 0, 0, x)
-    else:
-        result = maximum(x, tl.zeros_like(x))
-    return result
+    return tl.where(x < 0, 0, x)
 
 
 @triton.jit
