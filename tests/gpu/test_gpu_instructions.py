@@ -91,9 +91,11 @@ def compiled(
     file.write_text(COMPILE)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = str(Path(__file__).parents[2])
-    given = {**environment, "PYTHONPATH": root, "TRITON_CACHE_DIR": str(tmp_path)}
+    compiler_environment = {**environment, "PYTHONPATH": root, "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, str(file), what, read, stored, str(sm), str(elements)]
-    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=compiler_environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     body = done.stdout.partition("\n{")[2].partition(".section")[0]
     return [line for line in body.splitlines() if ".loc" not in line]

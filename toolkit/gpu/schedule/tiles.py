@@ -70,8 +70,7 @@ _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in 
 
 # The estimate, in cycles of one SM, was fitted to 1373 times of the products of ResNet-50 at batch
 # 1 to 128, FP16 and INT8, on one H200 at 1.98 GHz, and partly again to 749 times: the tile ranked
-# first takes 2.5 % longer than the fastest on average, 15 % at most. All GPUs have
-# the H200's L2 cache here.
+# first takes 2.5 % longer than the fastest on average, 15 % at most. All have the H200's L2 cache.
 _PROLOGUE_CYCLES = 1700  # of a lone block
 _STEP_CYCLES = 245  # latency of a main loop step of a lone block
 _COPY_CYCLES = 21  # more for each copy that a thread starts in it
